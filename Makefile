@@ -1,0 +1,49 @@
+# Two commands for a newcomer: `make demo` and `make test`. Everything lands in .venv and runs/.
+VENV ?= .venv
+PYTHON ?= python3
+PY := $(VENV)/bin/python
+EXTRAS := libero test
+SOURCES := $(shell find aura_ros msg srv action launch config resource -type f -not -name '*.pyc')
+export MUJOCO_GL ?= osmesa
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+
+.PHONY: demo test test-all test-launch lint install clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo         one real LIBERO episode through ROS 2; leaves a bag under runs/"
+	@echo "make test         the test suite (about 10 minutes on 2 cores)"
+	@echo "make test-all     the same with the slow tests"
+	@echo "make test-launch LAUNCH_SRC=DIR   launch tests against the launch sources in DIR"
+	@echo "make lint         ruff and mypy"
+
+demo: install
+	$(VENV)/bin/aura sim --suite libero_10 --task 0
+
+test: install
+	$(PY) -m pytest -m "not slow"
+
+test-all: install
+	$(PY) -m pytest
+
+lint: install
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+
+install: $(VENV)/.package
+
+$(VENV)/.deps: pyproject.toml constraints.txt tools/requirements.py
+	@sh tools/system_packages.sh
+	@test -x $(PY) || $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "aura_ros: Python %d.%d is too old; 3.10 or newer is needed (make PYTHON=python3.11 ...)" % sys.version_info[:2])'
+	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PY) tools/requirements.py $(EXTRAS) > $(VENV)/requirements.txt
+	$(PY) -m pip install -q -c constraints.txt -r $(VENV)/requirements.txt
+	@touch $@
+
+$(VENV)/.package: $(VENV)/.deps setup.py CMakeLists.txt package.xml $(SOURCES)
+	$(PY) -m pip install -q --no-build-isolation --no-deps --force-reinstall .
+	@touch $@
+
+clean:
+	rm -rf build $(VENV)

@@ -1,0 +1,65 @@
+"""A memory's state as a file: what survives a restart."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from aura_ros.errors import UserError
+from aura_ros.memory.numpy_step import NumpyMemory
+
+FORMAT = "aura_ros memory state 1"
+
+
+def save_state(memory: NumpyMemory, path: str | os.PathLike[str], epoch: int) -> None:
+    """Write W, previous read and counters to a safetensors file, as a whole or not at all.
+
+    The file is bound to the memory's weights by their hash. Raises UserError when it cannot be written.
+    """
+    target = Path(path)
+    if not str(path).strip():
+        raise UserError("path '' names no file; give one, such as memory.safetensors")
+    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
+    metadata = {"format": FORMAT, "weights_hash": memory.weights_hash, "epoch": str(epoch)}
+    try:
+        save_file(memory.state_dict(), temporary, metadata)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    except (OSError, SafetensorError) as error:
+        temporary.unlink(missing_ok=True)
+        reason = " ".join(str(error).split())
+        raise UserError(
+            f"cannot write memory state to '{target}' ({reason}); give a path in a writable folder"
+        ) from error
+
+
+def load_state(memory: NumpyMemory, path: str | os.PathLike[str]) -> None:
+    """Load a state that `save_state` wrote for a memory of the same weights.
+
+    Raises UserError, the memory untouched, when the file is missing, damaged, or of other weights.
+    """
+    source = Path(path)
+    if not source.is_file():
+        raise UserError(f"memory state '{source}' is not a file; give one written by ~/save_memory")
+    try:
+        with safe_open(source, framework="numpy") as tensors:
+            metadata = dict(tensors.metadata() or {})
+            state = {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118 (no mapping)
+    except (OSError, SafetensorError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(
+            f"memory state '{source}' cannot be read ({reason}); it is truncated or of another kind"
+        ) from error
+    if metadata.get("format") != FORMAT:
+        raise UserError(f"memory state '{source}' has format {metadata.get('format')!r}; expected {FORMAT!r}")
+    if metadata.get("weights_hash") != memory.weights_hash:
+        raise UserError(
+            f"memory state '{source}' belongs to weights {metadata.get('weights_hash', '')[:12]}, but this memory has "
+            f"{memory.weights_hash[:12]}; load it into the memory that saved it"
+        )
+    memory.load_state_dict(state)

@@ -1,0 +1,119 @@
+"""Parameters of the policy node, with their meaning and range. Imports no rclpy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aura_ros.config import check_fields, option
+
+
+@dataclass(frozen=True)
+class PolicyNodeConfig:
+    """Parameters of `policy_node`; two underscores in a name are a dot in ROS.
+
+    Checked at construction; raises UserError naming the field, the value and what is allowed.
+    """
+
+    mode: str = option(
+        "realtime",
+        "lockstep: simulation; streams are joined by equal stamps and every stamp is answered once. "
+        "realtime: robots; the newest fresh observation, at the memory's own period",
+        choices=("lockstep", "realtime"),
+    )
+    backbone: str = option(
+        "compact",
+        "the frozen policy: a small one for CPUs, or OpenVLA-OFT",
+        choices=("compact", "openvla_oft"),
+    )
+    checkpoint: str = option("", "weights of the backbone; empty: seeded random ones (compact only)")
+    device: str = option("cpu", "where the backbone runs: cpu, cuda or cuda:<n>")
+    dtype: str = option("float32", "of the backbone's parameters", choices=("float32", "bfloat16"))
+    unnorm_key: str = option("", "entry of the checkpoint's statistics; empty: the only one there is")
+    seed: int = option(0, "of random weights", minimum=0, maximum=2**31 - 1)
+    torch_threads: int = option(
+        1,
+        "CPU threads of the backbone; more is faster and takes them from the robot's drivers",
+        minimum=1,
+        maximum=256,
+    )
+    memory__checkpoint: str = option(
+        "", "trained memory (.safetensors); empty: an untrained one, residual exactly zero"
+    )
+    memory__state_dim: int = option(
+        32, "N = dk = dv of an untrained memory; a checkpoint brings its own", minimum=1, maximum=1024
+    )
+    memory_step_period: int = option(
+        0,
+        "control steps between queries; 0: the chunk's horizon. A memory trained at another period is refused",
+        minimum=0,
+        maximum=100_000,
+    )
+    gate__threshold: float = option(
+        -1.0,
+        "the gate fires when its probability is greater; negative: the memory's own. Higher writes less",
+        minimum=-1.0,
+        maximum=1.0,
+        read_only=False,
+    )
+    action_limit: float = option(
+        1.5,
+        "largest magnitude of an action in controller units; a chunk beyond it is a fault, never clamped",
+        minimum=0.01,
+        maximum=1000.0,
+    )
+    instruction: str = option("", "the task, until one arrives on the topic `instruction`")
+    reset: str = option(
+        "episode",
+        "whether an episode's start (topic `episode`) clears the memory",
+        choices=("episode", "never"),
+    )
+    enabled_at_start: bool = option(False, "infer as soon as active; false on robots: call ~/enable")
+    proprio__sources: tuple[str, ...] = option(
+        ("pose:ee_pose", "joints:joint_states:panda_finger_joint1,panda_finger_joint2"),
+        "ordered parts of the proprioception vector: 'pose:<topic>' (position, axis-angle) or "
+        "'joints:<topic>:<name>,<name>' (positions, mapped by name)",
+    )
+    proprio__orientation_reference: tuple[float, ...] = option(
+        (0.0, 0.0, 0.0, 1.0),
+        "quaternion x y z w on whose side the axis-angle's sign is taken; [1, 0, 0, 0] for LIBERO checkpoints",
+        minimum=-1.0,
+        maximum=1.0,
+    )
+    image_transport: str = option(
+        "raw", "raw: Image on images/<camera>; compressed: CompressedImage on images/<camera>/compressed",
+        choices=("raw", "compressed"),
+    )  # fmt: skip
+    image_max_age: float = option(
+        0.5, "seconds; an older image means hold (realtime)", minimum=0.001, maximum=3600.0
+    )
+    proprio_max_age: float = option(
+        0.2, "seconds; older proprioception means hold (realtime)", minimum=0.001, maximum=3600.0
+    )
+    max_skew: float = option(
+        0.1,
+        "seconds between the oldest and newest stream of one observation (realtime)",
+        minimum=0.0,
+        maximum=3600.0,
+    )
+    max_future: float = option(
+        0.05, "seconds that a stamp may lie ahead of the node's clock (realtime)", minimum=0.0, maximum=3600.0
+    )
+    write_rate_window: int = option(
+        100, "memory steps that write_rate is counted over", minimum=1, maximum=1_000_000
+    )
+    latency_window: int = option(
+        1000, "queries that the latency percentiles are taken over", minimum=1, maximum=1_000_000
+    )
+    publish_latent: bool = option(False, "publish the hidden state on ~/latent, to train memories from bags")
+    wait_for_gate_subscribers: int = option(
+        0,
+        "hold before the first query until so many subscribers (a recorder) listen to ~/gate",
+        minimum=0,
+        maximum=64,
+    )
+    exit_on_configure_failure: bool = option(
+        False, "end the process with status 2 when configuring fails, so that a launch file can shut down"
+    )
+
+    def __post_init__(self) -> None:
+        check_fields(self)

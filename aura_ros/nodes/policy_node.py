@@ -1,0 +1,356 @@
+"""`policy_node`: the lifecycle node around backbone, memory and policy."""
+
+from __future__ import annotations
+
+import array
+import math
+import threading
+import time
+import traceback
+from typing import Any
+
+import rclpy
+from diagnostic_msgs.msg import DiagnosticArray
+from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
+from rclpy.task import Future
+from std_msgs.msg import Float64, String, UInt64
+from std_srvs.srv import SetBool, Trigger
+
+from aura_ros import __version__
+from aura_ros.errors import UserError
+from aura_ros.memory.state_file import save_state
+from aura_ros.msg import ActionChunk, EpisodeStatus, GateEvent, Latent, PolicyInfo, PolicyStatus
+from aura_ros.nodes import conversions, parameters, qos, status
+from aura_ros.nodes.observation_inputs import ObservationInputs, ProprioSource
+from aura_ros.nodes.policy_config import PolicyNodeConfig
+from aura_ros.nodes.policy_worker import PolicyWorker, Stepped
+from aura_ros.nodes.runtime import run
+from aura_ros.srv import LoadMemory, SaveMemory
+
+HEARTBEAT_S = 0.2
+DIAGNOSTICS_EVERY = 5  # heartbeats: 1 Hz
+
+
+class PolicyNode(LifecycleNode):
+    """Newest camera frames, proprioception and instruction in; action chunk, gate events and status out.
+
+    configure loads the backbone and the memory, activate warms them up; see `config/policy.yaml` for the parameters.
+    Raises UserError at construction for a parameter that cannot be right.
+    """
+
+    def __init__(self, **node_options: Any):
+        super().__init__("policy_node", **node_options)
+        self.finished = threading.Event()
+        self.exit_code = 0
+        self.config = parameters.declare(self, PolicyNodeConfig)
+        self._sources = tuple(ProprioSource.parse(text) for text in self.config.proprio__sources)
+        self.worker: PolicyWorker | None = None
+        self._inputs: ObservationInputs | None = None
+        self._problem = ""
+        self._stop = threading.Event()
+
+        self._chunk_pub = self.create_publisher(ActionChunk, "action_chunk", qos.RELIABLE)
+        self._gate_pub = self.create_publisher(GateEvent, "~/gate", qos.RELIABLE)
+        self._rate_pub = self.create_publisher(Float64, "~/write_rate", qos.RELIABLE)
+        self._bytes_pub = self.create_publisher(UInt64, "~/state_bytes", qos.RELIABLE)
+        self._status_pub = self.create_publisher(PolicyStatus, "~/status", qos.RELIABLE)
+        self._info_pub = self.create_publisher(PolicyInfo, "~/info", qos.LATCHED)
+        self._diagnostics_pub = self.create_publisher(DiagnosticArray, "/diagnostics", qos.RELIABLE)
+        self._latent_pub = (
+            self.create_publisher(Latent, "~/latent", qos.RELIABLE) if self.config.publish_latent else None
+        )
+        self.create_subscription(String, "instruction", self._on_instruction, qos.LATCHED)
+        self.create_subscription(EpisodeStatus, "episode", self._on_episode, qos.LATCHED)
+        self.create_service(Trigger, "~/reset", self._on_reset)
+        self.create_service(SetBool, "~/enable", self._on_enable)
+        self.create_service(Trigger, "~/clear_fault", self._on_clear_fault)
+        self.create_service(SaveMemory, "~/save_memory", self._on_save_memory)
+        self.create_service(LoadMemory, "~/load_memory", self._on_load_memory)
+        parameters.watch(self, PolicyNodeConfig, lambda: self.config, self._apply)
+        # Messages on latched topics may come before the worker exists.
+        self._instruction = self.config.instruction
+        self._episode: EpisodeStatus | None = None
+        self._heartbeat = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        self._heartbeat.start()
+
+    # -- lifecycle ------------------------------------------------------------------------------------------
+
+    def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Load backbone and memory; on failure free what was taken and stay unconfigured."""
+        try:
+            self._configure()
+        except Exception as error:
+            if isinstance(error, UserError):
+                self._problem = str(error)
+                self.get_logger().error(str(error))
+            else:
+                self._problem = f"{type(error).__name__}: {error}"
+                self.get_logger().error(f"configure failed\n{traceback.format_exc()}")
+            self._free()
+            if self.config.exit_on_configure_failure:
+                self.exit_code = 2 if isinstance(error, UserError) else 1
+                self.finished.set()
+            return TransitionCallbackReturn.FAILURE
+        self._problem = ""
+        return super().on_configure(state)
+
+    def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Warm the model up, then look at observations. The warm-up enters neither memory nor statistics."""
+        assert self.worker is not None
+        try:
+            self.worker.policy.warm_up()
+        except UserError as error:
+            self._problem = str(error)
+            self.get_logger().error(f"start-up check failed: {error}")
+            return TransitionCallbackReturn.FAILURE
+        self.worker.set_active(True)
+        return super().on_activate(state)
+
+    def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Stop inferring; a chunk in flight is discarded."""
+        assert self.worker is not None
+        self.worker.set_active(False)
+        return super().on_deactivate(state)
+
+    def on_cleanup(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Free the model."""
+        self._free()
+        return super().on_cleanup(state)
+
+    def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Free the model and end the process."""
+        self._free()
+        self.finished.set()
+        return super().on_shutdown(state)
+
+    def _configure(self) -> None:
+        # torch and transformers are imported here, when first needed.
+        from aura_ros.policy import load_policy
+
+        config = self.config
+        started = time.perf_counter()
+        policy = load_policy(
+            backbone=config.backbone,
+            checkpoint=config.checkpoint or None,
+            device=config.device,
+            dtype=config.dtype,
+            unnorm_key=config.unnorm_key or None,
+            seed=config.seed,
+            torch_threads=config.torch_threads,
+            memory_checkpoint=config.memory__checkpoint or None,
+            memory_state_dim=config.memory__state_dim,
+            memory_step_period=config.memory_step_period or None,
+            action_limit=config.action_limit,
+        )
+        info = policy.backbone.info
+        dim = sum(source.dim for source in self._sources)
+        if dim != info.proprio_dim:
+            policy.backbone.close()
+            raise UserError(
+                f"proprio.sources make {dim} values, but backbone '{info.name}' was trained on {info.proprio_dim}; "
+                "list the parts it was trained on, in order"
+            )
+        if config.gate__threshold >= 0:
+            policy.memory.threshold = config.gate__threshold
+        self._inputs = ObservationInputs(
+            self,
+            info.cameras,
+            self._sources,
+            config.proprio__orientation_reference,
+            config.image_transport == "compressed",
+            qos.NEWEST_RELIABLE if config.mode == "lockstep" else qos.SENSOR,
+            time.monotonic_ns,
+        )
+        self.worker = PolicyWorker(
+            policy,
+            self._inputs,
+            config,
+            publish=self._publish,
+            repeat=self._chunk_pub.publish,
+            listeners=self._gate_pub.get_subscription_count,
+            on_epoch=self._publish_info,
+            now_ns=self._now_ns,
+            log=_Log(self.get_logger()),
+        )
+        if self._instruction:
+            self.worker.set_instruction(self._instruction)
+        if self._episode is not None:
+            self._on_episode(self._episode)
+        self.worker.start()
+        weights = "trained" if info.trained else "seeded random weights: its actions mean nothing"
+        self.get_logger().info(
+            f"backbone {info.name} ({info.checkpoint}, {info.parameters / 1e6:.1f} M parameters, {weights}), memory "
+            f"{policy.memory.config.variant.value} of {policy.memory.state_bytes} bytes, loaded in "
+            f"{time.perf_counter() - started:.1f} s"
+        )
+
+    def _free(self) -> None:
+        if self.worker is not None:
+            self.worker.stop()
+            self.worker.policy.backbone.close()
+            self.worker = None
+        if self._inputs is not None:
+            self._inputs.close()
+            self._inputs = None
+
+    def stop(self) -> None:
+        """Withhold chunks, say so, and end the threads."""
+        if self.worker is not None:
+            self.worker.set_active(False)
+            self._problem = "stopping"
+            self._publish_status(self.worker)
+        self._stop.set()
+        self._heartbeat.join(timeout=1.0)
+        self._free()
+
+    # -- in: each callback stores and returns ----------------------------------------------------------------
+
+    def _on_instruction(self, msg: String) -> None:
+        self._instruction = msg.data
+        if self.worker is not None:
+            self.worker.set_instruction(msg.data)
+
+    def _on_episode(self, msg: EpisodeStatus) -> None:
+        self._episode = msg
+        if self.worker is not None and msg.phase == EpisodeStatus.STARTED:
+            self.worker.episode_started(conversions.to_ns(msg.header.stamp))
+
+    def _apply(self, config: PolicyNodeConfig) -> None:
+        if self.worker is not None and config.gate__threshold != self.config.gate__threshold:
+            memory = self.worker.policy.memory
+            own = memory.config.threshold
+            self.worker.set_threshold(config.gate__threshold if config.gate__threshold >= 0 else own)
+        self.config = config
+
+    def _on_reset(self, _request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
+        if self.worker is None:
+            return _answer(response, False, "not configured: there is no memory to reset")
+        return _answer(response, True, f"epoch {self.worker.new_epoch('reset requested')}")
+
+    def _on_enable(self, request: SetBool.Request, response: SetBool.Response) -> SetBool.Response:
+        if self.worker is None:
+            return _answer(response, False, "not configured")
+        self.worker.set_enabled(request.data)
+        return _answer(response, True, "enabled" if request.data else "disabled")
+
+    def _on_clear_fault(self, _request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
+        if self.worker is None:
+            return _answer(response, False, "not configured")
+        fault = self.worker.clear_fault()
+        return _answer(response, True, f"cleared: {fault}" if fault else "there was no fault")
+
+    async def _on_save_memory(self, request: SaveMemory.Request, response: SaveMemory.Response) -> Any:
+        return await self._memory_task(lambda w: save_state(w.policy.memory, request.path, w.epoch), response)
+
+    async def _on_load_memory(self, request: LoadMemory.Request, response: LoadMemory.Response) -> Any:
+        return await self._memory_task(lambda worker: worker.load_state(request.path), response)
+
+    async def _memory_task(self, task: Any, response: Any) -> Any:
+        """Run a task between two memory steps, without holding up other callbacks."""
+        worker = self.worker
+        if worker is None:
+            return _answer(response, False, "not configured: there is no memory")
+        done: Future = Future()
+
+        def in_worker() -> None:
+            try:
+                task(worker)
+                done.set_result("")
+            except (UserError, OSError) as error:
+                done.set_result(str(error))
+
+        worker.submit(in_worker)
+        problem = await done
+        response.epoch = worker.epoch
+        return _answer(response, not problem, problem or "done")
+
+    # -- out --------------------------------------------------------------------------------------------------
+
+    def _now_ns(self) -> int:
+        return int(self.get_clock().now().nanoseconds)
+
+    def _publish(self, result: Stepped) -> ActionChunk | None:
+        """Publish one memory step; the chunk goes last, because the simulator moves on when it has it."""
+        memory_step = result.memory_step
+        period_s = self.worker.step_ns / conversions.NS if self.worker is not None else math.inf
+        gate = GateEvent()
+        gate.header.stamp = conversions.to_time(result.stamp_ns)
+        gate.header.frame_id = result.frame_id
+        gate.epoch, gate.step, gate.sequence = result.epoch, result.steps, result.sequence
+        gate.fired, gate.probability = bool(memory_step.fired), float(memory_step.probability)
+        gate.threshold = float(result.threshold)
+        gate.surprise = float(memory_step.surprise)
+        gate.surprise_normalized = float(memory_step.surprise_normalised)
+        gate.writes, gate.steps = result.writes, result.steps
+        gate.write_rate, gate.writes_per_second = result.write_rate, result.write_rate / period_s
+        gate.bytes_written, gate.state_bytes = int(memory_step.written_bytes), result.state_bytes
+        gate.state_norm = float(result.state_norm)
+        self._gate_pub.publish(gate)
+        self._rate_pub.publish(Float64(data=result.write_rate))
+        self._bytes_pub.publish(UInt64(data=result.state_bytes))
+        if self._latent_pub is not None:
+            latent = Latent(header=gate.header, epoch=result.epoch, step=result.steps)
+            latent.data = array.array("f", result.hidden_state.tobytes())
+            self._latent_pub.publish(latent)
+        if result.chunk is None:
+            return None
+        chunk = conversions.chunk_to_msg(result.chunk, result.epoch, result.sequence, self._now_ns())
+        self._chunk_pub.publish(chunk)
+        return chunk
+
+    def _publish_info(self) -> None:
+        worker = self.worker
+        if worker is not None and worker.active:
+            msg = status.policy_info(worker, __version__, self.config.memory__checkpoint)
+            msg.header.stamp = self.get_clock().now().to_msg()
+            self._info_pub.publish(msg)
+
+    def _beat(self) -> None:
+        """Heartbeat and diagnostics, from a thread of their own on the steady clock."""
+        beats = 0
+        while not self._stop.wait(HEARTBEAT_S):
+            worker = self.worker
+            try:
+                msg = self._publish_status(worker)
+                if beats % DIAGNOSTICS_EVERY == 0:
+                    self._diagnostics_pub.publish(status.diagnostics(self.get_fully_qualified_name(), msg))
+            except rclpy.exceptions.InvalidHandle:
+                return  # the node is being destroyed
+            beats += 1
+
+    def _publish_status(self, worker: PolicyWorker | None) -> PolicyStatus:
+        now = self.get_clock().now()
+        msg = status.policy_status(worker, self._problem, now.nanoseconds)
+        msg.header.stamp = now.to_msg()
+        self._status_pub.publish(msg)
+        return msg
+
+
+class _Log:
+    """The node's logger, with the traceback where an exception is given."""
+
+    def __init__(self, logger: Any):
+        self._logger = logger
+
+    def info(self, text: str) -> None:
+        self._logger.info(text)
+
+    def warning(self, text: str) -> None:
+        self._logger.warning(text)
+
+    def error(self, text: str, exc: BaseException | None = None) -> None:
+        trace = "".join(traceback.format_exception(exc)) if exc is not None else ""
+        self._logger.error(f"{text}\n{trace}" if trace else text)
+
+
+def _answer(response: Any, success: bool, message: str) -> Any:
+    response.success, response.message = success, message
+    return response
+
+
+def main() -> None:
+    """Run the node until INT, TERM or a shutdown transition."""
+    run(PolicyNode, "policy_node")
+
+
+__all__ = ["PolicyNode", "main"]

@@ -1,0 +1,56 @@
+"""Parameters of the simulator node, with their meaning and range. Imports no rclpy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aura_ros.config import check_fields, option
+from aura_ros.sim.suites import SUITES, EpisodeConfig
+
+
+@dataclass(frozen=True)
+class SimNodeConfig:
+    """Parameters of `libero_sim`; checked at construction, errors name the field, the value and what is allowed."""
+
+    suite: str = option("libero_10", "LIBERO task suite", choices=tuple(SUITES))
+    task: int = option(0, "task of the suite, from 0")
+    init_state: int = option(0, "official initial state of the task, from 0")
+    seed: int = option(
+        7, "of the fixtures' poses; the same seed repeats the episode", minimum=0, maximum=2**32 - 1
+    )
+    max_steps: int = option(0, "control steps (20 Hz); 0: the suite's limit", minimum=0, maximum=100_000)
+    image_size: int = option(256, "pixels, both sides of both cameras", minimum=16, maximum=1024)
+    action_limit: float = option(
+        1.5, "largest action in controller units; beyond it the chunk is refused", minimum=0.01, maximum=100.0
+    )
+    rate: float = option(
+        0.0,
+        "control steps per second of wall time, at most; 0: as fast as it goes",
+        minimum=0.0,
+        maximum=1000.0,
+    )
+    policy: str = option("policy_node", "name of the policy node, whose ~/status is watched")
+    repeat_after: float = option(
+        1.0, "seconds without a chunk after which the observation is sent again", minimum=0.05, maximum=600.0
+    )
+    start_timeout: float = option(120.0, "seconds to wait for the first chunk", minimum=1.0, maximum=86400.0)
+    chunk_timeout: float = option(30.0, "seconds to wait for every later chunk", minimum=0.5, maximum=86400.0)
+    policy_lost_after: float = option(
+        3.0, "seconds without the policy's heartbeat after which the episode ends", minimum=0.5, maximum=600.0
+    )
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        self.episode()
+
+    def episode(self) -> EpisodeConfig:
+        """The episode that these parameters describe."""
+        return EpisodeConfig(
+            suite=self.suite,
+            task=self.task,
+            init_state=self.init_state,
+            seed=self.seed,
+            max_steps=self.max_steps or None,
+            image_size=self.image_size,
+            action_limit=self.action_limit,
+        )

@@ -1,0 +1,118 @@
+"""What the policy node says of itself: status, diagnostics, info."""
+
+from __future__ import annotations
+
+from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
+
+from aura_ros.msg import PolicyInfo, PolicyStatus
+from aura_ros.nodes.conversions import to_duration
+from aura_ros.nodes.policy_worker import PolicyWorker
+
+STATE_NAMES = {
+    PolicyStatus.UNCONFIGURED: "unconfigured",
+    PolicyStatus.INACTIVE: "inactive",
+    PolicyStatus.WAITING: "waiting",
+    PolicyStatus.RUNNING: "running",
+    PolicyStatus.HOLDING: "holding",
+    PolicyStatus.DISABLED: "disabled",
+    PolicyStatus.FAULT: "fault",
+}
+LEVELS = {
+    PolicyStatus.RUNNING: DiagnosticStatus.OK,
+    PolicyStatus.INACTIVE: DiagnosticStatus.OK,
+    PolicyStatus.DISABLED: DiagnosticStatus.OK,
+    PolicyStatus.FAULT: DiagnosticStatus.ERROR,
+}
+
+
+def policy_status(worker: PolicyWorker | None, problem: str, now_ns: int) -> PolicyStatus:
+    """The heartbeat's content; the caller stamps it."""
+    msg = PolicyStatus()
+    if worker is None:
+        msg.state, msg.reason = PolicyStatus.UNCONFIGURED, problem
+        return msg
+    msg.state, msg.reason = _state(worker, problem)
+    msg.epoch, msg.queries, msg.repeats = worker.epoch, worker.queries, worker.repeats
+    msg.inference_p50_ms, msg.inference_p95_ms, msg.inference_p99_ms = worker.latency_ms.percentiles(
+        50, 95, 99
+    )
+    ages = worker.inputs.streams.ages_ms(now_ns)
+    msg.streams, msg.stream_age_ms = list(ages), list(ages.values())
+    rejected = worker.rejections.items()
+    msg.rejected_reasons = [reason for reason, _ in rejected]
+    msg.rejected_counts = [count for _, count in rejected]
+    return msg
+
+
+def _state(worker: PolicyWorker, problem: str) -> tuple[int, str]:
+    if not worker.active:
+        return PolicyStatus.INACTIVE, problem
+    if worker.fault:
+        return PolicyStatus.FAULT, worker.fault
+    if not worker.enabled:
+        return PolicyStatus.DISABLED, "call ~/enable"
+    hold = worker.hold
+    if hold.reason:
+        return (PolicyStatus.WAITING if hold.missing else PolicyStatus.HOLDING), hold.reason
+    return PolicyStatus.RUNNING, ""
+
+
+def diagnostics(node_name: str, status: PolicyStatus) -> DiagnosticArray:
+    """The heartbeat for `/diagnostics` and its aggregators."""
+    state = STATE_NAMES[status.state]
+    entry = DiagnosticStatus(
+        level=LEVELS.get(status.state, DiagnosticStatus.WARN),
+        name=f"{node_name.lstrip('/')}: policy",
+        message=f"{state}: {status.reason}" if status.reason else state,
+        hardware_id=node_name,
+    )
+    values: list[tuple[str, object]] = [
+        ("epoch", status.epoch),
+        ("queries", status.queries),
+        ("repeats", status.repeats),
+        ("inference_p50_ms", round(status.inference_p50_ms, 3)),
+        ("inference_p95_ms", round(status.inference_p95_ms, 3)),
+        ("inference_p99_ms", round(status.inference_p99_ms, 3)),
+    ]
+    values += [
+        (f"age_ms {n}", round(a, 1)) for n, a in zip(status.streams, status.stream_age_ms, strict=True)
+    ]
+    values += [
+        (f"rejected {r}", c) for r, c in zip(status.rejected_reasons, status.rejected_counts, strict=True)
+    ]
+    entry.values = [KeyValue(key=key, value=str(value)) for key, value in values]
+    msg = DiagnosticArray(status=[entry])
+    msg.header.stamp = status.header.stamp
+    return msg
+
+
+def policy_info(worker: PolicyWorker, package_version: str, memory_checkpoint: str) -> PolicyInfo:
+    """What the policy is; the caller stamps it."""
+    backbone, memory = worker.policy.backbone.info, worker.policy.memory
+    spec = backbone.action
+    return PolicyInfo(
+        epoch=worker.epoch,
+        package_version=package_version,
+        backbone=backbone.name,
+        checkpoint=backbone.checkpoint,
+        checkpoint_hash=backbone.checkpoint_hash,
+        trained=backbone.trained,
+        hidden_dim=backbone.hidden_dim,
+        backbone_parameters=backbone.parameters,
+        cameras=list(backbone.cameras),
+        image_rotation=backbone.image_rotation,
+        memory_variant=memory.config.variant.value,
+        memory_checkpoint=memory_checkpoint or f"untrained:seed={memory.config.seed}",
+        memory_hash=memory.weights_hash,
+        dk=memory.config.dk,
+        dv=memory.config.dv,
+        state_bytes=memory.state_bytes,
+        gate_threshold=float(memory.threshold),
+        memory_step_period=memory.config.memory_step_period,
+        control_mode=int(spec.control_mode),
+        names=list(spec.names),
+        units=list(spec.units),
+        action_scale=[float(s) for s in spec.scale],
+        period=to_duration(spec.period_s),
+        horizon=spec.horizon,
+    )

@@ -1,0 +1,49 @@
+"""Put a policy together from names and files: what a node's parameters and the command line say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from aura_ros.errors import UserError
+from aura_ros.policy.policy import Policy, PolicyConfig, load_memory
+
+
+def load_policy(
+    *,
+    backbone: str = "compact",
+    checkpoint: str | Path | None = None,
+    device: str = "cpu",
+    dtype: str = "float32",
+    unnorm_key: str | None = None,
+    seed: int = 0,
+    torch_threads: int = 1,
+    memory_checkpoint: str | Path | None = None,
+    memory_state_dim: int = 32,
+    memory_step_period: int | None = None,
+    action_limit: float = 1.5,
+) -> Policy:
+    """Load backbone and memory and join them; arguments as in `load_backbone`, `load_memory` and `PolicyConfig`.
+
+    torch_threads: CPU threads of this process's torch; fixed, because sums depend on it to the last bit.
+    Raises UserError for anything that does not fit; what was loaded by then is freed.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise UserError(f"a policy needs torch ({error}); install it with `pip install torch`") from error
+    from aura_ros.backbones.registry import load_backbone
+
+    torch.set_num_threads(torch_threads)
+    loaded = load_backbone(backbone, checkpoint, device=device, dtype=dtype, unnorm_key=unnorm_key, seed=seed)
+    try:
+        memory = load_memory(
+            loaded.info,
+            memory_checkpoint,
+            state_size=memory_state_dim,
+            memory_step_period=memory_step_period,
+            seed=seed,
+        )
+        return Policy(loaded, memory, PolicyConfig(action_limit, memory_step_period))
+    except UserError:
+        loaded.close()
+        raise

@@ -1,0 +1,1 @@
+"""Bags: writing, reading and summaries. Imports neither rclpy nor torch."""
