@@ -16,6 +16,9 @@ from setuptools import Distribution, setup
 from setuptools.command.build_py import build_py
 
 SOURCE = Path(__file__).resolve().parent
+CMAKE_SOURCES = (
+    "CMakeLists.txt", "package.xml", "msg", "srv", "action", "aura_ros", "launch", "config", "resource",
+)  # fmt: skip
 
 
 def ros_prefix() -> Path:
@@ -45,10 +48,11 @@ def mend_wheel_exports(prefix: Path) -> None:
             os.replace(temporary, export)
 
 
-def cached_for(work: Path, prefix: Path) -> bool:
-    """Whether the CMake cache in `work` was made with the ROS wheels in `prefix`."""
+def cached_for(work: Path, source: Path, prefix: Path) -> bool:
+    """Whether the CMake cache in `work` was made from this source with the ROS wheels in `prefix`."""
     cache = work / "CMakeCache.txt"
-    return cache.is_file() and f"{prefix}/" in cache.read_text()
+    text = cache.read_text() if cache.is_file() else ""
+    return f"CMAKE_HOME_DIRECTORY:INTERNAL={source}\n" in text and f"{prefix}/" in text
 
 
 class BuildWithCMake(build_py):
@@ -57,13 +61,19 @@ class BuildWithCMake(build_py):
     def run(self):
         prefix = ros_prefix()
         mend_wheel_exports(prefix)
-        # In the user's own venv the CMake build is kept, so that a second install takes seconds; in pip's
-        # throw-away build environment its cache would name paths that are gone.
         work = Path(self.get_finalized_command("build").build_temp).resolve() / "cmake"
         stage = work / "install"
-        shutil.rmtree(
-            stage if prefix == Path(sys.prefix) and cached_for(work, prefix) else work, ignore_errors=True
-        )
+        # CMake refuses to export include paths that lie in its source directory, where a .venv often is.
+        source = work.with_name("source")
+        # In the user's own venv the CMake build is kept, so that a second install takes seconds; in pip's
+        # throw-away build environment its cache would name paths that are gone.
+        keep = prefix == Path(sys.prefix) and cached_for(work, source, prefix)
+        shutil.rmtree(stage if keep else work, ignore_errors=True)
+        shutil.rmtree(source, ignore_errors=True)
+        source.mkdir(parents=True)
+        for name in CMAKE_SOURCES:
+            copy = shutil.copytree if (SOURCE / name).is_dir() else shutil.copy2
+            copy(SOURCE / name, source / name)
         env = {
             **os.environ,
             "AMENT_PREFIX_PATH": str(prefix),
@@ -78,7 +88,7 @@ class BuildWithCMake(build_py):
             "PATH": os.pathsep.join([str(prefix / "bin"), os.environ.get("PATH", "")]),
         }
         configure = [
-            "cmake", "-S", str(SOURCE), "-B", str(work), "-G", "Ninja",
+            "cmake", "-S", str(source), "-B", str(work), "-G", "Ninja",
             f"-DCMAKE_INSTALL_PREFIX={stage}", "-DCMAKE_BUILD_TYPE=Release", "-DBUILD_TESTING=OFF",
             f"-DPython3_EXECUTABLE={sys.executable}", f"-DPYTHON_EXECUTABLE={sys.executable}",
         ]  # fmt: skip

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, get_type_hints
 
 from aura_ros.errors import UserError
 
@@ -66,3 +66,25 @@ def _range(low: float | None, high: float | None) -> str:
     if low is not None:
         return f"{low} or more"
     return f"{high} or less" if high is not None else "any number"
+
+
+def from_text(config_type: type, name: str, text: str) -> Any:
+    """Read a field's value from text (a launch argument) and check it. Raises UserError.
+
+    Text for a text field is taken as it is, so that "yes", "null" or "3.0" stay what they are.
+    """
+    spec = {f.name: f for f in dataclasses.fields(config_type)}[name]
+    hint = get_type_hints(config_type)[name]
+    value: Any = text
+    if hint is bool:
+        if text.lower() not in ("true", "false"):
+            raise UserError(f"{name} '{text}' is not known; choose one of: true, false")
+        value = text.lower() == "true"
+    elif hint in (int, float):
+        try:
+            value = hint(text)
+        except ValueError:
+            kind = "a whole number" if hint is int else "a number"
+            raise UserError(f"{name} '{text}' is not {kind}") from None
+    check_value(spec, value)
+    return value

@@ -172,7 +172,7 @@ class NumpyMemory:
         self._gate_hidden = self._tail_out[2 * dk + dv :]
         self._gate_part = zeros(len(self._gate_hidden))
         reads = zeros(2, dv)
-        self._recalled, self._recalled_flat = reads, reads.reshape(-1)
+        self._recalled = reads
         self._error = reads[1]
         self._read = reads[0] if config.has_fast_weights else self._tail_out
         self._key_column, self._error_row = self._key[:, None], self._error[None, :]
@@ -243,7 +243,6 @@ class NumpyMemory:
             query *= 1.0 / max(math.sqrt(query.dot(query)), NORM_EPSILON)
             key *= 1.0 / max(math.sqrt(key.dot(key)), NORM_EPSILON)
         self._queries.dot(self._weights, self._recalled)
-        _check_finite(self._recalled_flat, "the read")
         error = self._error
         error -= self._value
         surprise = float(error.dot(error))
@@ -325,7 +324,7 @@ class NumpyMemory:
                     f"memory state: {name} is {array.dtype} {list(array.shape)}; expected {like.dtype} "
                     f"{list(like.shape)}; load a state that this memory saved"
                 )
-            if not np.isfinite(array).all() or (like.dtype == np.int64 and int(array) < 0):
+            if not _sound(array):
                 raise UserError(
                     f"memory state: {name} holds NaN, infinity or a negative count; reset instead"
                 )
@@ -414,6 +413,18 @@ def _check_finite(vector: FloatArray, what: str) -> None:
     # One dot product instead of a mask: infinite or NaN if any element is, or if the norm overflows.
     if not math.isfinite(vector.dot(vector)):
         raise _overflow(what)
+
+
+def _sound(array: npt.NDArray[np.generic]) -> bool:
+    """Whether a part of a saved state may become the state: a count, or an array whose norm is finite.
+
+    As W and q are both that, so is every element of the read (Cauchy and Schwarz), and no step checks it.
+    """
+    if array.dtype == np.int64:
+        return int(array) >= 0
+    flat = array.reshape(-1)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return math.isfinite(flat.dot(flat))
 
 
 def _overflow(what: str) -> UserError:

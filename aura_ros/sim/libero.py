@@ -24,12 +24,13 @@ CONTROL_PERIOD_S = 0.05
 CONTROL_PERIOD_NS = 50_000_000
 # How far an object may move while it settles. In the reference episode all stay below 0.05 m with the
 # right MuJoCo, and fly about half a metre with a wrong one. Elsewhere the official states drop pans and
-# bowls by 0.07 m and let boxes fall over, by up to about 0.15 m, which is no fault.
+# bowls and let boxes fall over, by up to 0.16 m, which is no fault.
 REFERENCE_EPISODE = ("libero_10", 0, 0)
 REFERENCE_LIMIT_M = 0.06
 FLYING_LIMIT_M = 0.3
 # Steps beyond the episode's own, so that robosuite's horizon is never what ends an episode.
 HORIZON_MARGIN = 20
+PLACEMENT_TRIES = 20
 
 CAMERAS = {"agentview": "agentview", "wrist": "robot0_eye_in_hand"}
 JOINT_NAMES = (
@@ -148,7 +149,6 @@ class LiberoEnv:
         self._init_states = official_init_states(self.config)
         self._thread = threading.get_ident()
         self._running = False
-        self._success = False
         self._observation: dict[str, Any] = {}
         bddl_file = _libero_path("bddl_files") / task.problem_folder / task.bddl_file
         if not bddl_file.is_file():
@@ -187,7 +187,7 @@ class LiberoEnv:
         )
         self._running = False
         with _NumpyGlobalSeed(self.config.seed):
-            env.reset()
+            self._place()
         # robosuite's soft reset keeps the gripper's ramp from the last episode.
         for robot in env.robots:
             robot.gripper.current_action = np.zeros(robot.gripper.dof)
@@ -198,7 +198,6 @@ class LiberoEnv:
         self._check_settled(before)
         self.step_count = 0
         self.saturated = 0
-        self._success = False
         self._running = True
 
     def step(self, action: npt.ArrayLike) -> StepResult:
@@ -229,9 +228,8 @@ class LiberoEnv:
             )
         self.step_count += 1
         self.saturated += is_saturated(checked)
-        self._success = bool(success)
-        self._running = not self._success and self.step_count < self.max_steps
-        return StepResult(success=self._success, done=not self._running, reward=float(reward))
+        self._running = not success and self.step_count < self.max_steps
+        return StepResult(success=bool(success), done=not self._running, reward=float(reward))
 
     def observe(self) -> SimObservation:
         """The current observation; both cameras are rendered, and only here and in `render`.
@@ -305,6 +303,20 @@ class LiberoEnv:
         if self._env is None:
             raise RuntimeError("this LIBERO environment is closed: build a new one")
         return self._env
+
+    def _place(self) -> None:
+        """Reset the simulation and draw the placements, again where robosuite finds no room for them.
+
+        LIBERO's own wrapper does this with a loop that swallows every exception, Ctrl-C included, and so
+        never ends once a reset fails for another reason.
+        """
+        for _ in range(PLACEMENT_TRIES):
+            try:
+                self._env.env.reset()
+                return
+            except runtime.randomization_error():
+                continue
+        raise RuntimeError(f"no placement of the objects found in {PLACEMENT_TRIES} tries: try another seed")
 
     def _object_positions(self) -> dict[str, npt.NDArray[np.float64]]:
         """World position of every object and fixture, float64 [3], m."""

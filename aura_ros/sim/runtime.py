@@ -112,6 +112,11 @@ def load_environment_class() -> Any:
         return environments.OffScreenRenderEnv
 
 
+def randomization_error() -> type[Exception]:
+    """What robosuite raises where drawn placements collide too often."""
+    return importlib.import_module("robosuite.utils.errors").RandomizationError
+
+
 @contextlib.contextmanager
 def current_gl(context: Any) -> Iterator[None]:
     """Make a GL context current for a block, and none afterwards.

@@ -292,6 +292,20 @@ def test_a_write_that_would_overflow_is_refused_and_the_state_untouched():
     assert memory.step(inputs[0]).probability > 0
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_single_overflowing_write_from_a_sound_state_is_refused():
+    memory = memory_of(variant="write_every_step", eta_init=10.0)
+    memory.load_state_dict(
+        memory.state_dict() | {"fast_weights": np.eye(32, dtype=np.float32) * np.float32(3e18)}
+    )
+    before = snapshot(memory)
+    x = inputs_of(1)[0]
+    with pytest.raises(UserError, match="a write overflows"):
+        memory.step(x)
+    assert snapshot(memory) == before
+    assert not memory.step(x, force=False).written_bytes
+
+
 @pytest.mark.parametrize(
     "wrong",
     [np.zeros(20), np.zeros(19, np.float32), np.zeros((1, 20), np.float32), np.zeros(20, np.float16)],
@@ -379,6 +393,7 @@ def test_a_restored_state_goes_on_byte_for_byte():
         ("fast_weights", np.zeros((32, 32), np.float64)),
         ("fast_weights", np.full((32, 32), np.nan, np.float32)),
         ("previous_read", np.full(32, np.inf, np.float32)),
+        ("fast_weights", np.full((32, 32), 1e18, np.float32)),
         ("previous_read", np.zeros(33, np.float32)),
         ("steps", np.array(-1)),
         ("writes", np.array(1.0)),

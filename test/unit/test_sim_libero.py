@@ -237,14 +237,35 @@ def test_fixtures_are_drawn_from_the_configured_seed_and_the_callers_generator_i
     env, monkeypatch
 ):
     drawn = []
-    reset = env._env.reset
-    monkeypatch.setattr(env._env, "reset", lambda: (drawn.append(np.random.random()), reset())[1])
+    reset = env._env.env.reset
+    monkeypatch.setattr(env._env.env, "reset", lambda: (drawn.append(np.random.random()), reset())[1])
     np.random.seed(123)
     expected = np.random.RandomState(123).random(3)
     for seed in (7, 7, 8):
         env.reset(seed=seed)
     assert drawn == [np.random.RandomState(seed).random() for seed in (7, 7, 8)]
     np.testing.assert_array_equal(np.random.random(3), expected)
+
+
+def test_reset_draws_again_after_a_collision_but_does_not_loop_on_other_errors(env, monkeypatch):
+    from robosuite.utils.errors import RandomizationError
+
+    reset = env._env.env.reset
+    faults = [RandomizationError("no room"), RandomizationError("no room")]
+    monkeypatch.setattr(env._env.env, "reset", lambda: reset() if not faults else _raise(faults.pop()))
+    env.reset()
+    assert not faults
+    for fault in (KeyboardInterrupt(), OSError("broken")):
+        faults.append(fault)
+        with pytest.raises(type(fault)):
+            env.reset()
+    faults.extend(RandomizationError("no room") for _ in range(100))
+    with pytest.raises(RuntimeError, match="try another seed"):
+        env.reset()
+
+
+def _raise(error):
+    raise error
 
 
 def test_reset_sets_the_official_initial_state_asked_for(env, monkeypatch):

@@ -1,0 +1,147 @@
+"""One real LIBERO episode: simulator, policy and recorder; all end when the episode does.
+
+ros2 launch aura_ros libero_sim.launch.py suite:=libero_10 task:=0 init_state:=1 seed:=5
+
+An argument that is left out keeps the value in config/libero_sim.yaml.
+"""
+
+import time
+from pathlib import Path
+
+from launch import LaunchDescription
+from launch.actions import DeclareLaunchArgument, EmitEvent, OpaqueFunction, RegisterEventHandler
+from launch.event_handlers import OnProcessExit, OnProcessStart
+from launch.events import Shutdown, matches_action
+from launch_ros.actions import LifecycleNode, Node
+from launch_ros.event_handlers import OnStateTransition
+from launch_ros.events.lifecycle import ChangeState
+from lifecycle_msgs.msg import Transition
+
+from aura_ros.config import from_text
+from aura_ros.nodes.policy_config import PolicyNodeConfig
+from aura_ros.nodes.sim_config import SimNodeConfig
+from aura_ros.share import share_directory
+
+# argument -> field of the node's configuration, which knows type, range and meaning
+SIM_ARGUMENTS = {name: name for name in ("suite", "task", "init_state", "seed", "max_steps", "image_size", "rate")}
+POLICY_ARGUMENTS = {
+    "backbone": "backbone",
+    "checkpoint": "checkpoint",
+    "device": "device",
+    "dtype": "dtype",
+    "unnorm_key": "unnorm_key",
+    "policy_seed": "seed",
+    "memory_checkpoint": "memory__checkpoint",
+    "memory_state_dim": "memory__state_dim",
+    "gate_threshold": "gate__threshold",
+}
+
+
+def given(context, config_type, arguments):
+    """The node's parameters for the arguments that were given."""
+    texts = {field: context.launch_configurations[name] for name, field in arguments.items()}
+    return {
+        field.replace("__", "."): from_text(config_type, field, text) for field, text in texts.items() if text
+    }
+
+
+def bag_directory(text):
+    """Where to record, or None: `record` is a directory, true (runs/<time>/bag) or false."""
+    if text.lower() == "false":
+        return None
+    if text.lower() in ("", "true"):
+        return Path("runs") / time.strftime("%Y%m%d-%H%M%S") / "bag"
+    return Path(text)
+
+
+def set_up(context):
+    config = str(share_directory() / "config" / "libero_sim.yaml")
+    sim_parameters = given(context, SimNodeConfig, SIM_ARGUMENTS)
+    SimNodeConfig(**sim_parameters)  # an episode that does not exist is refused before anything starts
+    policy_parameters = given(context, PolicyNodeConfig, POLICY_ARGUMENTS)
+    namespace = context.launch_configurations["namespace"]
+    sim_python = context.launch_configurations["sim_python"]
+    bag = bag_directory(context.launch_configurations["record"])
+    policy_parameters["wait_for_gate_subscribers"] = 0 if bag is None else 1
+
+    policy = LifecycleNode(
+        package="aura_ros",
+        executable="policy_node",
+        name="policy_node",
+        namespace=namespace,
+        parameters=[config, policy_parameters],
+        output="screen",
+    )
+    nodes = [
+        policy,
+        Node(
+            package="aura_ros",
+            executable="libero_sim",
+            name="libero_sim",
+            namespace=namespace,
+            parameters=[config, sim_parameters],
+            additional_env={"AURA_ROS_PYTHON": sim_python} if sim_python else None,
+            output="screen",
+        ),
+    ]
+    if bag is not None:
+        bag.resolve().parent.mkdir(parents=True, exist_ok=True)
+        nodes.append(
+            Node(
+                package="aura_ros",
+                executable="gate_recorder",
+                name="gate_recorder",
+                namespace=namespace,
+                parameters=[config, {"output": str(bag.resolve())}],
+                output="screen",
+            )
+        )
+
+    def transition(which):
+        return EmitEvent(event=ChangeState(lifecycle_node_matcher=matches_action(policy), transition_id=which))
+
+    handlers = [
+        OnProcessStart(target_action=policy, on_start=[transition(Transition.TRANSITION_CONFIGURE)]),
+        OnStateTransition(
+            target_lifecycle_node=policy,
+            start_state="configuring",
+            goal_state="inactive",
+            entities=[transition(Transition.TRANSITION_ACTIVATE)],
+        ),
+        *(OnProcessExit(target_action=node, on_exit=end) for node in nodes),
+    ]
+    # The handlers first: a node may be quicker than its handler's registration.
+    return [*(RegisterEventHandler(handler) for handler in handlers), *nodes]
+
+
+def end(event, context):
+    """Whoever ends, all end; a failure ends the launch with status 1."""
+    if event.returncode and not context.is_shutdown:
+        raise RuntimeError(f"{event.process_name} ended with status {event.returncode}")
+    return [EmitEvent(event=Shutdown(reason=f"{event.process_name} has ended"))]
+
+
+def generate_launch_description():
+    def described(config_type, arguments):
+        fields = config_type.__dataclass_fields__
+        return [
+            DeclareLaunchArgument(name, default_value="", description=fields[field].metadata["description"])
+            for name, field in arguments.items()
+        ]
+
+    return LaunchDescription(
+        [
+            *described(SimNodeConfig, SIM_ARGUMENTS),
+            *described(PolicyNodeConfig, POLICY_ARGUMENTS),
+            DeclareLaunchArgument(
+                "record", default_value="", description="bag directory, true (runs/<time>/bag) or false"
+            ),
+            DeclareLaunchArgument("namespace", default_value="", description="of all three nodes"),
+            DeclareLaunchArgument(
+                "sim_python",
+                default_value="",
+                description="interpreter of the simulator, if LIBERO lives in an environment of its own",
+            ),
+            OpaqueFunction(function=set_up),
+        ]
+    )
