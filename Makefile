@@ -26,6 +26,10 @@ test: install
 test-all: install
 	$(PY) -m pytest
 
+test-launch: install
+	@test -d "$(LAUNCH_SRC)" || { echo "test-launch: LAUNCH_SRC='$(LAUNCH_SRC)' is not a folder; give one with checkouts of ros2/launch, ros2/launch_ros, ros2/ros2cli, ros2/rosidl_runtime_py and ros2/rcl_interfaces"; exit 2; }
+	$(PY) tools/launch_prefix.py "$(LAUNCH_SRC)" build/launch $(PY) -m pytest -v test/launch
+
 lint: install
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .

@@ -23,7 +23,9 @@ from aura_ros.nodes.sim_config import SimNodeConfig
 from aura_ros.share import share_directory
 
 # argument -> field of the node's configuration, which knows type, range and meaning
-SIM_ARGUMENTS = {name: name for name in ("suite", "task", "init_state", "seed", "max_steps", "image_size", "rate")}
+SIM_ARGUMENTS = {
+    name: name for name in ("suite", "task", "init_state", "seed", "max_steps", "image_size", "rate")
+}
 POLICY_ARGUMENTS = {
     "backbone": "backbone",
     "checkpoint": "checkpoint",
@@ -57,8 +59,10 @@ def bag_directory(text):
 def set_up(context):
     config = str(share_directory() / "config" / "libero_sim.yaml")
     sim_parameters = given(context, SimNodeConfig, SIM_ARGUMENTS)
-    SimNodeConfig(**sim_parameters)  # an episode that does not exist is refused before anything starts
     policy_parameters = given(context, PolicyNodeConfig, POLICY_ARGUMENTS)
+    # An episode or a file that does not exist is refused before anything starts.
+    SimNodeConfig(**sim_parameters)
+    PolicyNodeConfig(**{name.replace(".", "__"): v for name, v in policy_parameters.items()}).check_files()
     namespace = context.launch_configurations["namespace"]
     sim_python = context.launch_configurations["sim_python"]
     bag = bag_directory(context.launch_configurations["record"])
@@ -98,7 +102,20 @@ def set_up(context):
         )
 
     def transition(which):
-        return EmitEvent(event=ChangeState(lifecycle_node_matcher=matches_action(policy), transition_id=which))
+        return EmitEvent(
+            event=ChangeState(lifecycle_node_matcher=matches_action(policy), transition_id=which)
+        )
+
+    over = []
+
+    def end(event, _context):
+        """Whoever ends first ends all; its failure ends the launch with status 1."""
+        if over:
+            return []
+        over.append(event.process_name)
+        if event.returncode:
+            raise RuntimeError(f"{event.process_name} ended with status {event.returncode}")
+        return [EmitEvent(event=Shutdown(reason=f"{event.process_name} has ended"))]
 
     handlers = [
         OnProcessStart(target_action=policy, on_start=[transition(Transition.TRANSITION_CONFIGURE)]),
@@ -112,13 +129,6 @@ def set_up(context):
     ]
     # The handlers first: a node may be quicker than its handler's registration.
     return [*(RegisterEventHandler(handler) for handler in handlers), *nodes]
-
-
-def end(event, context):
-    """Whoever ends, all end; a failure ends the launch with status 1."""
-    if event.returncode and not context.is_shutdown:
-        raise RuntimeError(f"{event.process_name} ended with status {event.returncode}")
-    return [EmitEvent(event=Shutdown(reason=f"{event.process_name} has ended"))]
 
 
 def generate_launch_description():

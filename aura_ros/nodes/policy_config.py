@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from aura_ros.config import check_fields, option
+from aura_ros.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -117,3 +119,9 @@ class PolicyNodeConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+    def check_files(self) -> None:
+        """Refuse paths that do not exist, before anything heavy is started. Raises UserError."""
+        for what, path in (("checkpoint", self.checkpoint), ("memory checkpoint", self.memory__checkpoint)):
+            if path and not Path(path).exists():
+                raise UserError(f"{what} '{path}' does not exist; give an existing file or folder")
