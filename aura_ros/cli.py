@@ -14,31 +14,56 @@ from typing import Annotated, Any, get_type_hints
 
 import tyro
 
+from aura_ros.config import from_text
 from aura_ros.errors import UserError
 from aura_ros.nodes.policy_config import PolicyNodeConfig
 from aura_ros.nodes.sim_config import SimNodeConfig
 
 
-def _options(config_type: Any, *names: str, **renamed: str) -> list[tuple[str, Any, Any]]:
-    """Command line options from a configuration's fields: same type, default and description.
+# Not given on the command line, so that the value in config/libero_sim.yaml stands; no argument can hold a NUL.
+NOT_GIVEN = "\0"
 
-    renamed: option name -> field name.
+
+def _options(config_type: Any, **names: str) -> list[tuple[str, Any, Any]]:
+    """Command line options from a configuration's fields: same default and description.
+
+    They are read as text and converted with the field's own check, whose error says what is allowed in one line.
+    names: option -> field.
     """
     hints = get_type_hints(config_type)
     fields = {f.name: f for f in dataclasses.fields(config_type)}
     options: list[tuple[str, Any, Any]] = []
-    for option, name in [*((n, n) for n in names), *renamed.items()]:
+    for option, name in names.items():
         spec = fields[name]
         help_text = spec.metadata["description"]
         if spec.metadata["choices"]:
             help_text += f" [{', '.join(map(str, spec.metadata['choices']))}]"
-        # None: not given, so that the value in config/libero_sim.yaml stands.
-        hint: Any = hints[name] | None
-        options.append((option, Annotated[hint, tyro.conf.arg(help=help_text)], dataclasses.field(default=None)))
+        default = "none" if spec.default == "" else spec.default
+        hint: Any = Annotated[
+            str,
+            tyro.conf.arg(
+                help=help_text, metavar=hints[name].__name__.upper(), help_behavior_hint=f"(default: {default})"
+            ),
+        ]
+        options.append((option, hint, dataclasses.field(default=NOT_GIVEN)))
     return options
 
 
-SIM_OPTIONS = ("suite", "task", "init_state", "seed", "max_steps", "image_size", "rate")
+def _given(command: Any, config_type: Any, options: dict[str, str]) -> dict[str, Any]:
+    """Values of the options that were given, by field. Raises UserError naming the option."""
+    values = {}
+    for option, name in options.items():
+        text = getattr(command, option)
+        if text == NOT_GIVEN:
+            continue
+        try:
+            values[name] = from_text(config_type, name, text)
+        except UserError as mistake:
+            raise UserError(str(mistake).replace(name, option, 1)) from None
+    return values
+
+
+SIM_OPTIONS = {n: n for n in ("suite", "task", "init_state", "seed", "max_steps", "image_size", "rate")}
 POLICY_OPTIONS = {
     "backbone": "backbone",
     "checkpoint": "checkpoint",
@@ -55,7 +80,7 @@ POLICY_OPTIONS = {
 Sim = dataclasses.make_dataclass(
     "Sim",
     [
-        *_options(SimNodeConfig, *SIM_OPTIONS),
+        *_options(SimNodeConfig, **SIM_OPTIONS),
         *_options(PolicyNodeConfig, **POLICY_OPTIONS),
         (
             "record",
@@ -100,10 +125,9 @@ def run_sim(command: Any) -> int:
     """Run `aura sim`; returns the exit status."""
     from aura_ros.sim_run import run_sim as run
 
-    given = {k: v for k, v in dataclasses.asdict(command).items() if v is not None}
     return run(
-        sim={name: given[name] for name in SIM_OPTIONS if name in given},
-        policy={field: given[option] for option, field in POLICY_OPTIONS.items() if option in given},
+        sim=_given(command, SimNodeConfig, SIM_OPTIONS),
+        policy=_given(command, PolicyNodeConfig, POLICY_OPTIONS),
         record=command.record,
         record_images=command.record_images,
         json_path=command.json,
@@ -133,7 +157,9 @@ def parse(arguments: list[str]) -> Any:
         lines = [re.sub(r"[│╭╮╰╯]", "", line).strip() for line in said.getvalue().splitlines()]
         message = " ".join(line for line in lines[1:] if line and not line.startswith("─"))
         message = re.split(r"For full helptext|Argument helptext:", message)[0].strip()
-        raise UserError(f"{message} (see: aura {arguments[0] if arguments else ''} --help)") from None
+        known = [name for name in arguments[:1] if name in COMMANDS]
+        see = " ".join(["aura", *known, "--help"])
+        raise UserError(f"{message} (see: {see})") from None
 
 
 def main() -> None:

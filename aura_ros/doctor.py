@@ -27,7 +27,7 @@ REINSTALL = (
     "pip install --force-reinstall --no-deps . (with colcon: build again and source install/setup.bash)"
 )
 NOT_INSTALLED = "not installed"
-# Runs the simulator apart, where a broken GL driver takes only this process down; its last line is the result.
+# Runs the simulator apart: a broken GL driver takes only that process down. The last line is the result.
 SETTLING_PROGRAM = """
 import dataclasses, json
 from aura_ros.sim.checks import settling
@@ -40,7 +40,7 @@ print(json.dumps(dataclasses.asdict(settling())))
 class CheckResult:
     """Outcome of one check.
 
-    status: "ok"; "problem", to be mended by `what_to_do`; or "absent", an optional part that is not installed.
+    status: "ok"; "problem", to be mended by `what_to_do`; or "absent", an optional part not installed.
     """
 
     name: str
@@ -55,8 +55,9 @@ class CheckResult:
 
 
 def run_doctor(quick: bool = False, write: Callable[[str], object] | None = None) -> int:
-    """Run every check and write one line for each as it is done; quick leaves out the simulator's physics (15 s).
+    """Run every check and write one line for each as it is done.
 
+    quick: leave out the simulator's physics (15 s). write: takes the text; by default standard output.
     Returns 0 when there is no problem, else 1. Parts that are absent by choice are no problem.
     """
     write = write or sys.stdout.write
@@ -70,7 +71,7 @@ def run_doctor(quick: bool = False, write: Callable[[str], object] | None = None
 
 
 def run_checks(quick: bool = False) -> Iterator[CheckResult]:
-    """The checks' results in turn. A check that fails in an unforeseen way is a problem of its own, never an exception."""
+    """The checks' results in turn. What a check raises becomes a problem of its own, never an exception."""
     checks: list[tuple[str, Callable[[], CheckResult]]] = [
         ("Python", check_python),
         ("ROS", check_ros),
@@ -127,7 +128,8 @@ def check_ros() -> CheckResult:
             "ROS",
             "problem",
             f"rclpy cannot be used ({reason})",
-            "source /opt/ros/<distro>/setup.bash, or pip install ros-kilted-rclpy ros-kilted-rmw-fastrtps-cpp",
+            "source /opt/ros/<distro>/setup.bash, "
+            "or pip install ros-kilted-rclpy ros-kilted-rmw-fastrtps-cpp",
         )
     version = installed("rclpy")
     return CheckResult(

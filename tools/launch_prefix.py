@@ -16,9 +16,10 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 WANTED = (
-    "osrf_pycommon", "rosidl_runtime_py", "launch", "launch_xml", "launch_yaml", "launch_testing", "launch_ros",
-    "launch_testing_ros", "ros2cli", "ros2pkg", "ros2run", "ros2launch", "ros2topic", "ros2node", "ros2interface", "ros2service", "ros2param",
-    "ros2lifecycle", "composition_interfaces",
+    "osrf_pycommon", "rosidl_runtime_py", "composition_interfaces",
+    "launch", "launch_xml", "launch_yaml", "launch_testing", "launch_ros", "launch_testing_ros",
+    "ros2cli", "ros2pkg", "ros2run", "ros2launch", "ros2topic", "ros2node", "ros2interface", "ros2service",
+    "ros2param", "ros2lifecycle",
 )  # fmt: skip
 NEEDED = (
     "launch",

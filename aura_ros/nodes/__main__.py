@@ -4,6 +4,7 @@ Signal handlers go in before anything heavy is imported, so that Ctrl-C during s
 """
 
 import importlib
+import os
 import signal
 import sys
 
@@ -17,7 +18,8 @@ def main() -> None:
         sys.stderr.write(f"aura_ros: node '{name}' is not known; choose one of: {', '.join(NODES)}\n")
         sys.exit(2)
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: sys.exit(0))
+        # Not sys.exit: a second signal while the interpreter winds up would end it by the signal.
+        signal.signal(number, lambda *_: os._exit(0))
     importlib.import_module(f"aura_ros.nodes.{name}").main()
 
 

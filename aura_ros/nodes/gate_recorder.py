@@ -63,7 +63,7 @@ class RecorderConfig:
 
 @dataclass(frozen=True)
 class Stream:
-    """A topic to record: relative name, message class, kind of publisher ("reliable", "latched", "sensor")."""
+    """A topic to record: relative name, message class, kind ("reliable", "latched" or "sensor")."""
 
     topic: str
     type: Any

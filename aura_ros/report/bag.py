@@ -31,8 +31,6 @@ from rosbags.typesys.store import Typestore
 from aura_ros.errors import UserError
 from aura_ros.report.definitions import typestore as default_typestore
 
-# Of the rosbag2 format: Jazzy and later.
-BAG_VERSION = 9
 NEVER = 2**63 - 1
 INFINITE = QosTime(9223372036, 854775807)
 MCAP_MAGIC = b"\x89MCAP0\r\n"
@@ -67,8 +65,8 @@ class BagTopic:
 class BagWriter:
     """A bag being recorded.
 
-    Everything goes to `<path>.incomplete`, which is renamed to `path` by `close`: a directory called `path` is
-    always a whole bag. After `flush` the messages until then are in the file as complete MCAP chunks, so that
+    Everything goes to `<path>.incomplete`, which `close` renames to `path`: a directory of that name is always
+    a whole bag. After `flush` the messages until then are in the file as complete MCAP chunks, so that
     `repair_bag` finds them even when the process is killed. Not thread-safe.
     """
 
@@ -92,7 +90,8 @@ class BagWriter:
         self.closed = False
         _check_free(self.path, self.work)
         store = typestore or default_typestore()
-        self._writer = Writer(self.work, version=BAG_VERSION, storage_plugin=StoragePlugin.MCAP)
+        # Version 9 is the format of Jazzy and later.
+        self._writer = Writer(self.work, version=9, storage_plugin=StoragePlugin.MCAP)
         try:
             self._writer.open()
             self._storage = cast(McapWriter, self._writer.storage)
@@ -105,13 +104,13 @@ class BagWriter:
             self._storage.bio = self._file  # type: ignore[assignment]
         except OSError as error:
             raise UserError(
-                f"bag directory {self.path} cannot be made ({error.strerror}); give a directory that is writable"
+                f"bag directory {self.path} cannot be made ({error.strerror}); give a writable one"
             ) from None
         self._connections = {t.name: self._connect(t, store) for t in topics}
         self._note_good()
 
     def write(self, topic: str, timestamp_ns: int, data: bytes) -> None:
-        """Add a serialized message (CDR with its 4-byte header), received at `timestamp_ns` of the system clock.
+        """Add a serialized message: CDR with its 4-byte header, and its time of reception by the system clock.
 
         Raises UserError when the disk is full; the recording is then closed and what was flushed is kept.
         """
@@ -134,7 +133,7 @@ class BagWriter:
         self._note_good()
 
     def close(self) -> None:
-        """Write the index and metadata.yaml and rename to `path`. A second call does nothing. Raises as `write`."""
+        """Write the index and metadata.yaml and rename to `path`; again, do nothing. Raises as `write` does."""
         if self.closed:
             return
         self.flush()
@@ -184,7 +183,8 @@ class BagWriter:
         kept = sum(self._writer.counts.values())
         hint = "" if where == self.path else " (make it whole with aura_ros.report.bag.repair_bag)"
         raise UserError(
-            f"recording to {self.path} stopped: {error.strerror}; the {kept} messages until then are in {where}{hint}"
+            f"recording to {self.path} stopped: {error.strerror}; "
+            f"the {kept} messages until then are in {where}{hint}"
         ) from None
 
     def _drop_pending(self) -> None:
@@ -280,13 +280,13 @@ def _end_file(path: Path) -> None:
 
 
 class _WholeWrites:
-    """The part of a binary file that McapWriter uses, without a buffer: an error leaves nothing to write later.
+    """The part of a binary file that McapWriter uses, without a buffer.
 
     A buffered file tries its buffer again at close, behind the point where the file was cut.
     """
 
     def __init__(self, path: Path) -> None:
-        self._file = open(path, "ab", buffering=0)
+        self._file = path.open("ab", buffering=0)
 
     def write(self, data: Any) -> int:
         rest = memoryview(data).cast("B")

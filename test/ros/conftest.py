@@ -11,8 +11,8 @@ when several test runs share a machine.
         process.send_signal(signal.SIGINT)
         assert process.wait() == 0, process.output
 
-A node in a process of its own is started with `start_process`; one in this process with `ros.node`, or made by
-the test and handed to `ros.add`.
+A node in a process of its own is started with `start_process`; one in this process with `ros.node`, or made
+by the test and handed to `ros.add`.
 """
 
 import fcntl
@@ -89,7 +89,7 @@ class Ros:
         return node
 
     def spin_until(self, predicate: Callable[[], bool], timeout: float = TIMEOUT_S, what: str = "") -> None:
-        """Serve callbacks until the predicate holds; fail the test when it does not within `timeout` seconds."""
+        """Serve callbacks until the predicate holds; fail the test when it does not in `timeout` seconds."""
         deadline = time.monotonic() + timeout
         while not predicate():
             if time.monotonic() > deadline:

@@ -11,7 +11,7 @@ pytest.importorskip("rclpy", reason="rclpy is not installed")
 pytest.importorskip("aura_ros.msg", reason="the messages are not built")
 
 from aura_ros.msg import ActionChunk, EpisodeStatus, GateEvent, Latent
-from rclpy.qos import QoSProfile
+from rclpy.qos import QoSProfile, ReliabilityPolicy
 from sensor_msgs.msg import Image
 from std_msgs.msg import String
 
@@ -31,8 +31,10 @@ class Policy:
     def __init__(self, ros, namespace: str = "/", policy: str = "policy_node") -> None:
         self.ros = ros
         self.node = ros.node("publisher", namespace=namespace)
-        self.gate = self.node.create_publisher(GateEvent, f"{policy}/gate", RELIABLE)
-        self.chunk = self.node.create_publisher(ActionChunk, "action_chunk", RELIABLE)
+        # A publisher may forget what is older than its depth, so a burst must fit in it.
+        burst = QoSProfile(depth=EVENTS, reliability=ReliabilityPolicy.RELIABLE)
+        self.gate = self.node.create_publisher(GateEvent, f"{policy}/gate", burst)
+        self.chunk = self.node.create_publisher(ActionChunk, "action_chunk", burst)
         self.episode = self.node.create_publisher(EpisodeStatus, "episode", LATCHED)
         self.instruction = self.node.create_publisher(String, "instruction", LATCHED)
 
@@ -156,8 +158,6 @@ def test_images_and_latents_are_recorded_when_asked_for(ros, start_process, tmp_
         start_process, tmp_path / "bag", "-p", "record_images:=true", "-p", "cameras:=[front]",
         "-p", "record_latents:=true",
     )  # fmt: skip
-    from rclpy.qos import ReliabilityPolicy
-
     node = ros.node("cameras")
     quality = QoSProfile(depth=10, reliability=ReliabilityPolicy[offered.upper()])
     images = node.create_publisher(Image, "images/front", quality)
@@ -200,10 +200,8 @@ def test_existing_bag_is_refused_in_one_line_and_left_alone(start_process, tmp_p
     (tmp_path / "bag").mkdir()
     (tmp_path / "bag" / "metadata.yaml").write_text("mine")
     line = refused(start_process("gate_recorder", "--ros-args", "-p", f"output:={tmp_path / 'bag'}"))
-    assert (
-        line
-        == f"gate_recorder: bag directory {tmp_path / 'bag'} exists and is not empty; give another one or remove it"
-    )
+    mistake = f"bag directory {tmp_path / 'bag'} exists and is not empty; give another one or remove it"
+    assert line == f"gate_recorder: {mistake}"
     assert [p.name for p in tmp_path.rglob("*")] == ["bag", "metadata.yaml"]
 
 
@@ -235,7 +233,10 @@ def test_full_disk_ends_the_recorder_with_one_line_and_a_whole_bag(ros, start_pr
     )
     policy = Policy(ros)
     policy.wait_for_recorder()
-    published = 0
+    policy.publish(0, 10)
+    file = tmp_path / "bag.incomplete" / "bag_0.mcap"
+    ros.spin_until(lambda: file.stat().st_size > 1000, what="the first flush")
+    published = 10
     while process.popen.poll() is None:
         policy.publish(published, 20)
         published += 20
@@ -245,6 +246,7 @@ def test_full_disk_ends_the_recorder_with_one_line_and_a_whole_bag(ros, start_pr
     assert process.output.count("stopped: File too large") == 1
     assert "Traceback" not in process.output
     found = steps(tmp_path / "bag")
+    assert len(found) >= 10
     assert found == list(range(1, len(found) + 1))
 
 

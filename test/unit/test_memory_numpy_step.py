@@ -306,6 +306,30 @@ def test_a_single_overflowing_write_from_a_sound_state_is_refused():
     assert not memory.step(x, force=False).written_bytes
 
 
+@pytest.mark.filterwarnings("error")
+def test_an_overflowing_surprise_is_refused_even_where_nothing_is_written():
+    memory = memory_of(normalise_keys=False)
+    memory.load_state_dict(
+        memory.state_dict() | {"fast_weights": np.eye(32, dtype=np.float32) * np.float32(3e18)}
+    )
+    before = snapshot(memory)
+    with pytest.raises(UserError, match="the surprise overflows"):
+        memory.step(inputs_of(1, scale=1000.0)[0], force=False)
+    assert snapshot(memory) == before
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("variant", STEPPED)
+def test_an_overflowing_output_is_refused(variant):
+    checkpoint = build_untrained(config_of(variant=variant))
+    huge = {"head.action.4.weight": np.full((6, 32), 1e30, np.float32)}
+    memory = NumpyMemory.from_arrays(checkpoint.config, checkpoint.arrays | huge)
+    before = snapshot(memory)
+    with pytest.raises(UserError, match="the output overflows"):
+        memory.step(inputs_of(1)[0])
+    assert snapshot(memory) == before
+
+
 @pytest.mark.parametrize(
     "wrong",
     [np.zeros(20), np.zeros(19, np.float32), np.zeros((1, 20), np.float32), np.zeros(20, np.float16)],

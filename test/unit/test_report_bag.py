@@ -196,7 +196,7 @@ def test_interrupted_recording_beside_the_target_is_not_overwritten(tmp_path: Pa
 
 
 def killed_recording(path: Path, *, flushed: int, cut: int) -> Path:
-    """What a killed process leaves: `flushed` events in two chunks, some never flushed, `cut` bytes missing."""
+    """What a killed process leaves: `flushed` events in two chunks, one never flushed, `cut` bytes missing."""
     writer = BagWriter(path, TOPICS)
     for index in range(flushed):
         writer.write(GATE.name, START_NS + index, gate_event(index))
@@ -258,7 +258,7 @@ def file_size_limit():
 
 
 def fill(writer: BagWriter) -> str:
-    with pytest.raises(UserError, match="recording to .* stopped") as caught:  # noqa: PT012
+    with pytest.raises(UserError, match=r"recording to .* stopped") as caught:  # noqa: PT012
         for index in range(100_000):
             writer.write(GATE.name, START_NS + index, gate_event(index))
             if index % 100 == 99:
@@ -298,7 +298,7 @@ def test_full_disk_at_close_is_the_same_error(tmp_path: Path, file_size_limit):
     writer.write(GATE.name, START_NS, gate_event(0))
     writer.flush()
     file_size_limit((tmp_path / "bag.incomplete" / "bag_0.mcap").stat().st_size + 50)
-    with pytest.raises(UserError, match="the 1 messages until then are in .*incomplete"):
+    with pytest.raises(UserError, match=r"the 1 messages until then are in .*incomplete"):
         writer.close()
     writer.close()
 
