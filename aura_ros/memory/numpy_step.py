@@ -22,18 +22,16 @@ from aura_ros.memory.checkpoint import (
     load_checkpoint,
 )
 from aura_ros.memory.config import ALWAYS_WRITE_VARIANTS, GATED_VARIANTS, MemoryConfig, Variant
+from aura_ros.memory.folding import fold, sigmoid
 
 FloatArray = npt.NDArray[np.float32]
 
-# Those of the torch module.
-STATISTICS_EPSILON = 1e-5
+# That of the torch module.
 NORM_EPSILON = 1e-12
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 # What ReLU compares with: a Python 0.0 would be converted anew each time, for half a microsecond.
 ZERO = np.zeros((), dtype=np.float32)
-# Above it eta itself leaves float32.
-MAX_ETA_RAW = 80.0
 
 
 @dataclass(slots=True)
@@ -76,7 +74,15 @@ class NumpyMemory:
         self._gated = config.variant in GATED_VARIANTS
         self._relu_first = config.input_kind == "encoder"
         self._steps = self._writes = self._episode = 0
-        self._fold(checkpoint.arrays)
+        folded = fold(config, checkpoint.arrays)
+        self._first, self._tail, self._head = folded.first, folded.tail, folded.head
+        self._gate_seen, self._gate_out, self._gate_out_bias = (
+            folded.gate_seen,
+            folded.gate_out,
+            folded.gate_out_bias,
+        )
+        self._error_scale, self._keep = folded.error_scale, folded.keep
+        self._surprise_mean, self._surprise_scale = folded.surprise_mean, folded.surprise_scale
         self._allocate()
 
     @classmethod
@@ -94,62 +100,6 @@ class NumpyMemory:
     def from_checkpoint(cls, checkpoint: MemoryCheckpoint) -> NumpyMemory:
         """Make one of a checkpoint in memory, as `build_untrained` gives it."""
         return cls.from_arrays(checkpoint.config, checkpoint.arrays)
-
-    def _fold(self, arrays: Arrays) -> None:
-        """Multiply out neighbouring Linears, in float64, wherever that leaves fewer multiplications."""
-        exact = {name: array.astype(np.float64) for name, array in arrays.items()}
-        config = self._config
-
-        def linear(name: str) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-            return exact[f"{name}.weight"], exact[f"{name}.bias"]
-
-        if config.has_fast_weights:
-            gate_weight, gate_bias = linear("gate.0")
-            # Rows q, k, v, and the gate's hidden layer as far as z decides it.
-            tail = [exact["to_q.weight"], exact["to_k.weight"], exact["to_v.weight"]]
-            tail_weight = np.concatenate([*tail, gate_weight[:, : config.d_model]])
-            tail_bias = np.concatenate([np.zeros(2 * config.dk + config.dv), gate_bias])
-            self._gate_seen = _single(gate_weight[:, config.d_model :])
-            self._gate_out = _single(exact["gate.2.weight"][0])
-            self._gate_out_bias = float(exact["gate.2.bias"][0])
-            eta_raw = float(exact["eta_raw"])
-            if eta_raw > MAX_ETA_RAW:
-                raise UserError(f"memory: eta_raw is {eta_raw:g}, allowed up to {MAX_ETA_RAW:g}; train again")
-            self._error_scale = np.float32(2.0 * math.exp(eta_raw))
-            # 1 - sigmoid(alpha_raw) = sigmoid(-alpha_raw)
-            self._keep = np.float32(sigmoid(-float(exact["alpha_raw"])))
-            self._surprise_mean = float(exact["surprise_mean"])
-            variance = float(exact["surprise_variance"])
-            if variance < 0:
-                raise UserError(f"memory: surprise_variance is {variance:g}, allowed from 0; train again")
-            self._surprise_scale = 1.0 / math.sqrt(variance + STATISTICS_EPSILON)
-        else:
-            tail_weight, tail_bias = linear("to_read")
-
-        self._first: tuple[FloatArray, FloatArray] | None = None
-        if config.input_kind == "encoder":
-            first_weight, first_bias = linear("encoder.0")
-            self._first = (_single(first_weight), _single(first_bias))
-            weight, bias = linear("encoder.2")
-        else:
-            weight, bias = linear("encoder")
-            # A wide hidden state is cheaper through its narrow projection than straight into all rows.
-            rows, width = tail_weight.shape
-            if rows * config.input_dim > width * config.input_dim + rows * width:
-                self._first = (_single(weight), _single(bias))
-                weight, bias = np.eye(width), np.zeros(width)
-        self._tail = (_single(tail_weight @ weight), _single(tail_weight @ bias + tail_bias))
-
-        # In evaluation the head's code is mu, so its Linear runs straight into the next one.
-        mu_weight, mu_bias = linear("head.to_mu")
-        weight, bias = linear("head.action.0")
-        second_weight, second_bias = linear("head.action.2")
-        last_weight, last_bias = linear("head.action.4")
-        self._head = (
-            (_single(weight @ mu_weight), _single(weight @ mu_bias + bias)),
-            (_single(second_weight), _single(second_bias)),
-            (_single(last_weight), _single(last_bias)),
-        )
 
     def _allocate(self) -> None:
         """Make the state and every buffer a step needs; names of parts are views into them."""
@@ -375,13 +325,6 @@ class NumpyMemory:
         return float(np.linalg.norm(self._weights))
 
 
-def sigmoid(x: float) -> float:
-    """1 / (1 + exp(-x)), without overflow at either end."""
-    if x >= 0:
-        return 1.0 / (1.0 + math.exp(-x))
-    return math.exp(x) / (1.0 + math.exp(x))
-
-
 def scheduled_draw(seed: int, episode: int, step: int) -> float:
     """Uniform number in [0, 1) that depends on nothing but its arguments (splitmix64's finaliser).
 
@@ -395,12 +338,6 @@ def scheduled_draw(seed: int, episode: int, step: int) -> float:
         mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & mask
         mixed ^= mixed >> 31
     return mixed / 2.0**64
-
-
-def _single(array: npt.NDArray[np.float64]) -> FloatArray:
-    if not np.abs(array).max() < FLOAT32_MAX:
-        raise UserError("memory: its weights overflow float32 when multiplied out; train again")
-    return np.ascontiguousarray(array, dtype=np.float32)
 
 
 def _linear(layer: tuple[FloatArray, FloatArray], x: FloatArray, out: FloatArray) -> FloatArray:
