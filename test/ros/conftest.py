@@ -84,7 +84,7 @@ class Ros:
         return self.add(Node(name, **options))
 
     def add(self, node):
-        """Put a node on the executor; it is destroyed after the test."""
+        """Put a node on the executor; it is stopped and destroyed after the test."""
         self.executor.add_node(node)
         return node
 
@@ -104,6 +104,8 @@ class Ros:
 
     def close(self) -> None:
         for node in self.executor.get_nodes():
+            if hasattr(node, "stop"):  # ours have threads of their own
+                node.stop()
             self.executor.remove_node(node)
             node.destroy_node()
         self.executor.shutdown(timeout_sec=5.0)

@@ -11,6 +11,7 @@ pytest.importorskip("rclpy", reason="rclpy is not installed")
 pytest.importorskip("aura_ros.msg", reason="the messages are not built")
 
 from aura_ros.msg import ActionChunk, EpisodeStatus, GateEvent, Latent
+from rclpy.duration import Duration
 from rclpy.qos import QoSProfile, ReliabilityPolicy
 from sensor_msgs.msg import Image
 from std_msgs.msg import String
@@ -44,7 +45,12 @@ class Policy:
             lambda: all(p.get_subscription_count() for p in publishers), what="the recorder's subscriptions"
         )
 
-    def publish(self, first: int, count: int) -> None:
+    def wait_for_arrival(self) -> None:
+        """Until everything lies in the recorder's middleware, read by the recorder or not."""
+        for publisher in (self.gate, self.chunk, self.episode, self.instruction):
+            assert publisher.wait_for_all_acked(Duration(seconds=30))
+
+    def publish(self, first: int, count: int, wait: bool = True) -> None:
         for index in range(first, first + count):
             event = GateEvent(step=index + 1, fired=index % 4 == 0, state_bytes=4224, probability=0.25)
             event.header.stamp.sec = index
@@ -52,6 +58,8 @@ class Policy:
             event.bytes_written = 4096 if event.fired else 0
             self.gate.publish(event)
             self.chunk.publish(ActionChunk(sequence=index, horizon=1, names=["x"], data=[0.5]))
+        if wait:
+            self.wait_for_arrival()
 
 
 def record(start_process, bag, *arguments: str, **options):
@@ -94,6 +102,7 @@ def test_latched_messages_from_before_the_recorder_are_recorded(ros, start_proce
     policy.episode.publish(EpisodeStatus(phase=EpisodeStatus.FINISHED, suite="libero_10", steps=520))
     process = record(start_process, tmp_path / "bag")
     policy.wait_for_recorder()
+    policy.wait_for_arrival()
     process.send_signal(signal.SIGINT)
     assert process.wait() == 0, process.output
     messages = {m.topic: m.message for m in read_bag(tmp_path / "bag")}
@@ -238,7 +247,7 @@ def test_full_disk_ends_the_recorder_with_one_line_and_a_whole_bag(ros, start_pr
     ros.spin_until(lambda: file.stat().st_size > 1000, what="the first flush")
     published = 10
     while process.popen.poll() is None:
-        policy.publish(published, 20)
+        policy.publish(published, 20, wait=False)
         published += 20
         ros.spin_for(0.02)
         assert published < 20_000, "the recorder does not notice the full disk"

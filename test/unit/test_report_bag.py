@@ -176,7 +176,7 @@ def test_nonempty_directory_is_refused_before_anything_is_written(tmp_path: Path
 @pytest.mark.parametrize("parent", ["file", "/proc/nowhere"])
 def test_directory_that_cannot_be_made_is_one_line(tmp_path: Path, parent: str):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"cannot be made \(.+\); give a directory") as caught:
+    with pytest.raises(UserError, match=r"cannot be made \(.+\); give a writable one") as caught:
         BagWriter(tmp_path / parent / "bag", TOPICS)
     assert "\n" not in str(caught.value)
 
