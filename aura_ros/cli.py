@@ -19,9 +19,12 @@ from aura_ros.errors import UserError
 from aura_ros.nodes.policy_config import PolicyNodeConfig
 from aura_ros.nodes.sim_config import SimNodeConfig
 
-
 # Not given on the command line, so that the value in config/libero_sim.yaml stands; no argument can hold a NUL.
 NOT_GIVEN = "\0"
+
+
+def _help(text: str, metavar: str, default: Any) -> Any:
+    return tyro.conf.arg(help=text, metavar=metavar, help_behavior_hint=f"(default: {default})")
 
 
 def _options(config_type: Any, **names: str) -> list[tuple[str, Any, Any]]:
@@ -39,12 +42,7 @@ def _options(config_type: Any, **names: str) -> list[tuple[str, Any, Any]]:
         if spec.metadata["choices"]:
             help_text += f" [{', '.join(map(str, spec.metadata['choices']))}]"
         default = "none" if spec.default == "" else spec.default
-        hint: Any = Annotated[
-            str,
-            tyro.conf.arg(
-                help=help_text, metavar=hints[name].__name__.upper(), help_behavior_hint=f"(default: {default})"
-            ),
-        ]
+        hint: Any = Annotated[str, _help(help_text, hints[name].__name__.upper(), default)]
         options.append((option, hint, dataclasses.field(default=NOT_GIVEN)))
     return options
 
@@ -59,7 +57,9 @@ def _given(command: Any, config_type: Any, options: dict[str, str]) -> dict[str,
         try:
             values[name] = from_text(config_type, name, text)
         except UserError as mistake:
-            raise UserError(str(mistake).replace(name, option, 1)) from None
+            # The field `gate__threshold` is the parameter gate.threshold and the option --gate-threshold.
+            names = re.escape(name).replace("__", r"(__|\.)")
+            raise UserError(re.sub(names, option, str(mistake), count=1)) from None
     return values
 
 
@@ -84,7 +84,7 @@ Sim = dataclasses.make_dataclass(
         *_options(PolicyNodeConfig, **POLICY_OPTIONS),
         (
             "record",
-            Annotated[Path | None, tyro.conf.arg(help="bag directory to make; left out: runs/<time>/bag")],
+            Annotated[Path | None, _help("bag directory to make", "PATH", "runs/<time>/bag")],
             dataclasses.field(default=None),
         ),
         (
@@ -94,13 +94,14 @@ Sim = dataclasses.make_dataclass(
         ),
         (
             "json",
-            Annotated[Path | None, tyro.conf.arg(help="write the summary to this file")],
+            Annotated[Path | None, _help("write the summary to this file", "PATH", "none")],
             dataclasses.field(default=None),
         ),
         (
             "sim_python",
             Annotated[
-                str | None, tyro.conf.arg(help="interpreter of the simulator, if LIBERO lives elsewhere")
+                str | None,
+                _help("interpreter of the simulator, if LIBERO lives elsewhere", "STR", "this one"),
             ],
             dataclasses.field(default=None),
         ),
@@ -167,6 +168,7 @@ def main() -> None:
     try:
         command = parse(sys.argv[1:])
         status = RUNNERS[type(command)](command)
+        sys.stdout.flush()
     except UserError as mistake:
         sys.stderr.write(f"aura: {mistake}\n")
         status = 2

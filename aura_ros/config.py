@@ -45,19 +45,24 @@ def check_fields(config: Any) -> None:
         check_value(spec, getattr(config, spec.name))
 
 
+def dotted(field_name: str) -> str:
+    """`gate__threshold` in Python is `gate.threshold` for users, as in ROS parameters."""
+    return field_name.replace("__", ".")
+
+
 def check_value(spec: dataclasses.Field[Any], value: Any) -> None:
     """Check one value against its field. Raises UserError."""
     choices = spec.metadata.get("choices")
     if choices is not None and value not in choices:
         allowed = ", ".join(str(c) for c in choices)
-        raise UserError(f"{spec.name} '{value}' is not known; choose one of: {allowed}")
+        raise UserError(f"{dotted(spec.name)} '{value}' is not known; choose one of: {allowed}")
     low, high = spec.metadata.get("minimum"), spec.metadata.get("maximum")
     for number in value if isinstance(value, tuple) else (value,):
         if isinstance(number, bool) or not isinstance(number, (int, float)):
             continue
         outside = (low is not None and number < low) or (high is not None and number > high)
         if math.isnan(number) or outside:
-            raise UserError(f"{spec.name} {number} is out of range; allowed: {_range(low, high)}")
+            raise UserError(f"{dotted(spec.name)} {number} is out of range; allowed: {_range(low, high)}")
 
 
 def _range(low: float | None, high: float | None) -> str:

@@ -2,27 +2,57 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import shutil
+import signal
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-import yaml
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from aura_ros.config import check_value
 from aura_ros.errors import UserError
 from aura_ros.nodes.policy_config import PolicyNodeConfig
 from aura_ros.nodes.sim_config import SimNodeConfig
+from aura_ros.preflight import (
+    check_bag,
+    check_json,
+    check_policy_files,
+    check_python,
+    node_config,
+    prepare_environment,
+    ros_domain_of_its_own,
+)
+from aura_ros.report.bag import incomplete, target
 from aura_ros.share import share_directory
 
 CONTROL_PERIOD_S = 0.05
-QUICK_DISCOVERY = "fastdds_fast_discovery.xml"
+
+
+class Interrupts:
+    """Counts INT and TERM from the first check to the last line of the summary, instead of dying of them."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._previous: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Interrupts:
+        self._previous = {n: signal.signal(n, self._on_signal) for n in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def __call__(self) -> bool:
+        """Whether a signal came."""
+        return self.count > 0
+
+    def _on_signal(self, *_: object) -> None:
+        self.count += 1
 
 
 def run_sim(
@@ -39,70 +69,99 @@ def run_sim(
     sim, policy: values given on the command line, by field of `SimNodeConfig` and `PolicyNodeConfig`; what is not
     given comes from config/libero_sim.yaml. Raises UserError before anything is started or written.
     """
-    share = share_directory()
-    config_file = share / "config" / "libero_sim.yaml"
-    sim_config = _checked(SimNodeConfig, config_file, "libero_sim", sim)
-    policy_config = _checked(PolicyNodeConfig, config_file, "policy_node", policy)
-    for what, path in (
-        ("checkpoint", policy_config.checkpoint),
-        ("memory checkpoint", policy_config.memory__checkpoint),
-    ):
-        if path and not Path(path).exists():
-            raise UserError(f"{what} '{path}' does not exist; give an existing file or folder")
-    if json_path is not None and (json_path.is_dir() or not json_path.resolve().parent.is_dir()):
-        raise UserError(f"json '{json_path}' cannot be written; give a file in an existing folder")
-    run_directory = Path("runs") / time.strftime("%Y%m%d-%H%M%S")
-    while run_directory.exists():
-        run_directory = run_directory.with_name(run_directory.name + "x")
-    bag = (record or run_directory / "bag").resolve()
-    _check_bag(bag)
-    try:
-        (run_directory / "logs").mkdir(parents=True)
-    except OSError as error:
-        raise UserError(
-            f"folder '{run_directory}' cannot be made ({error.strerror}); run where you may write"
-        ) from None
-    _prepare_environment(share)
+    with Interrupts() as interrupted:
+        share = share_directory()
+        config_file = share / "config" / "libero_sim.yaml"
+        if "action_limit" in policy:
+            # Else the simulator would refuse what the policy was allowed.
+            sim = {**sim, "action_limit": policy["action_limit"]}
+        sim_config = node_config(SimNodeConfig, config_file, "libero_sim", sim)
+        policy_config = node_config(PolicyNodeConfig, config_file, "policy_node", policy)
+        run_directory = Path("runs") / time.strftime("%Y%m%d-%H%M%S")
+        while run_directory.exists():
+            run_directory = run_directory.with_name(run_directory.name + "x")
+        bag = target(record or run_directory / "bag")
+        check_policy_files(policy_config)
+        if json_path is not None:
+            check_json(json_path)
+        check_bag(bag)
+        python = check_python(sim_python)
+        with ros_domain_of_its_own():
+            if interrupted():
+                return 0
+            try:
+                (run_directory / "logs").mkdir(parents=True)
+            except OSError as error:
+                raise UserError(
+                    f"folder '{run_directory}' cannot be made ({error.strerror}); run where you may write"
+                ) from None
+            prepare_environment(share)
 
-    # rclpy is imported here: `aura --help` and mistakes above need no ROS.
-    from aura_ros.nodes.supervisor import Plan, Supervisor
+            # rclpy is imported here: `aura --help` and mistakes above need no ROS.
+            from aura_ros.nodes.supervisor import Plan, Supervisor
 
-    plan = Plan(
-        config=config_file,
-        logs=(run_directory / "logs").resolve(),
-        parameters={
-            "libero_sim": sim,
-            "policy_node": {
-                **{k.replace("__", "."): v for k, v in policy.items()},
-                "wait_for_gate_subscribers": 2,
-            },
-            "gate_recorder": {"output": str(bag), "record_images": record_images},
-        },
-        sim_python=sim_python,
-    )
-    console = Console(stderr=True)
-    console.print(
-        f"{sim_config.suite} task {sim_config.task}, initial state {sim_config.init_state}, seed {sim_config.seed}; "
-        f"bag: {bag}"
-    )
-    with _Display(console, sim_config) as display:
-        outcome = Supervisor(plan, display.update).run()
-    if outcome.code == 2:
+            plan = Plan(
+                config=config_file,
+                logs=(run_directory / "logs").resolve(),
+                parameters={
+                    "libero_sim": sim,
+                    "policy_node": {
+                        **{k.replace("__", "."): v for k, v in policy.items()},
+                        "wait_for_gate_subscribers": 2,
+                    },
+                    "gate_recorder": {"output": str(bag), "record_images": record_images},
+                },
+                sim_python=python,
+            )
+            console = Console(stderr=True)
+            _say(
+                console,
+                f"{sim_config.suite} task {sim_config.task}, initial state {sim_config.init_state}, "
+                f"seed {sim_config.seed}; bag: {bag}",
+            )
+            with _Display(console, sim_config) as display:
+                outcome = Supervisor(plan, display.update, interrupted).run()
+        return _conclude(outcome, bag, json_path, console)
+
+
+def _conclude(outcome: Any, bag: Path, json_path: Path | None, console: Console) -> int:
+    """Say what went wrong, print and write the summary; returns the exit status."""
+    unfinished = incomplete(bag)
+    code, problem = outcome.code, outcome.problem
+    if code == 2 and not outcome.seen.steps:
         # Nothing ran: a bag of empty heartbeats would only mislead.
-        for leftover in (bag, bag.with_name(bag.name + ".incomplete")):
+        for leftover in (bag, unfinished):
             shutil.rmtree(leftover, ignore_errors=True)
-        raise UserError(outcome.problem)
-    if outcome.problem:
-        console.print(f"[red]{outcome.problem}[/red]", highlight=False)
+        raise UserError(problem)
+    if code == 2:
+        code = 1  # found out on the way, such as a full disk: what was recorded stays
     if not bag.is_dir():
-        return outcome.code or 1
+        if unfinished.is_dir():
+            problem = f"{problem or 'the recording was not finished'}; what was recorded is in {unfinished}"
+            code = code or 1
+        elif outcome.interrupted:
+            problem = "interrupted before anything was recorded"
+    if problem:
+        _say(console, problem, "red")
+    if not bag.is_dir():
+        return code
     summary = summarize(bag, outcome.seen)
     if json_path is not None:
         temporary = json_path.with_name(f".{json_path.name}.tmp")
-        temporary.write_text(json.dumps(summary, indent=2) + "\n")
-        os.replace(temporary, json_path)
+        try:
+            temporary.write_text(json.dumps(summary, indent=2) + "\n")
+            os.replace(temporary, json_path)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            _say(console, f"json '{json_path}' cannot be written ({error.strerror})", "red")
+            code = code or 1
     sys.stdout.write(describe(summary, outcome.seen, outcome.interrupted))
-    return outcome.code
+    return code
+
+
+def _say(console: Console, text: str, style: str = "") -> None:
+    """One line as it is: brackets are no markup, and a path is not broken in two."""
+    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def summarize(bag: Path, seen: Any) -> dict[str, Any]:
@@ -110,8 +169,14 @@ def summarize(bag: Path, seen: Any) -> dict[str, Any]:
     from aura_ros.report.reading import read_bag, summarize_bag
 
     counted = summarize_bag(bag)
-    statuses = [m.message for m in read_bag(bag) if m.topic.endswith("/status") and m.message.queries]
-    gates = [m.message for m in read_bag(bag) if m.topic.endswith("/gate")]
+    by_end: dict[str, list[Any]] = {"status": [], "gate": [], "action_chunk": []}
+    topics = [topic for topic in counted.messages if topic.rsplit("/", 1)[-1] in by_end]
+    for found in read_bag(bag, topics) if topics else ():
+        by_end[found.topic.rsplit("/", 1)[-1]].append(found.message)
+    statuses = [message for message in by_end["status"] if message.queries]
+    gates = by_end["gate"]
+    # A repeated observation gets its chunk once more.
+    chunks = {(message.epoch, message.sequence) for message in by_end["action_chunk"]}
     last = statuses[-1] if statuses else None
     episode = counted.episodes[-1] if counted.episodes else None
     steps = episode.steps if episode else 0
@@ -120,7 +185,7 @@ def summarize(bag: Path, seen: Any) -> dict[str, Any]:
         "success": bool(episode and episode.success),
         "reason": episode.reason if episode else "the episode did not end",
         "steps": steps,
-        "queries": counted.messages.get("/action_chunk", 0),
+        "queries": episode.queries if episode else len(chunks),
         "memory_steps": counted.gate.steps,
         "fired": counted.gate.fired,
         "writes": counted.gate.writes,
@@ -206,38 +271,4 @@ class _Display:
         tenth = seen.steps // 10
         if not self._console.is_terminal and tenth != self._said:
             self._said = tenth
-            self._console.print(f"{description}: {done} steps {note}", highlight=False)
-
-
-def _checked(config_type: Any, file: Path, node: str, given: dict[str, Any]) -> Any:
-    """The node's configuration: defaults, the YAML's values, then what was given; checked as a whole."""
-    fields = {f.name: f for f in dataclasses.fields(config_type)}
-    for name, value in given.items():
-        check_value(fields[name], value)
-    document = yaml.safe_load(file.read_text())
-    values = {k.replace(".", "__"): v for k, v in document[f"/**/{node}"]["ros__parameters"].items()}
-    known = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items() if k in fields}
-    return config_type(**{**known, **given})
-
-
-def _check_bag(bag: Path) -> None:
-    if bag.exists() and (not bag.is_dir() or any(bag.iterdir())):
-        raise UserError(f"record '{bag}' exists and is not empty; give a new directory or remove it")
-    parent = bag.parent
-    while not parent.exists():
-        parent = parent.parent
-    if not parent.is_dir() or not os.access(parent, os.W_OK):
-        raise UserError(
-            f"record '{bag}' cannot be made in '{parent}'; give a directory in a place you may write"
-        )
-
-
-def _prepare_environment(share: Path) -> None:
-    """Defaults that a person's own settings override: this machine only, quick discovery, rendering off screen."""
-    os.environ.setdefault("ROS_AUTOMATIC_DISCOVERY_RANGE", "LOCALHOST")
-    profile = share / "config" / QUICK_DISCOVERY
-    if profile.is_file():
-        # Fast DDS 2 (up to Jazzy) reads the old name, Fast DDS 3 the new one and warns about the old.
-        old = os.environ.get("ROS_DISTRO") in ("humble", "iron", "jazzy")
-        os.environ.setdefault(f"{'FASTRTPS' if old else 'FASTDDS'}_DEFAULT_PROFILES_FILE", str(profile))
-    os.environ.setdefault("MUJOCO_GL", "osmesa")
+            _say(self._console, f"{description}: {done} steps {note}")

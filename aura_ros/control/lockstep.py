@@ -27,6 +27,7 @@ class Lockstep:
     step_ns: int
     stamp_ns: int | None = None
     answer: Any = None
+    any_gap: bool = False
 
     def verdict(self, stamp_ns: int) -> Verdict:
         """Judge an observation's stamp. Raises UserError when observations come at another period."""
@@ -37,7 +38,7 @@ class Lockstep:
         if stamp_ns < self.stamp_ns:
             return Verdict.JUMP_BACK
         gap = stamp_ns - self.stamp_ns
-        if abs(gap - self.step_ns) > 1_000_000:
+        if abs(gap - self.step_ns) > 1_000_000 and not self.any_gap:
             raise UserError(
                 f"observations come {gap / 1e9:.3f} s apart, but this memory was trained to be stepped every "
                 f"{self.step_ns / 1e9:.3f} s; execute the whole chunk before the next observation, or use a memory "
@@ -47,8 +48,12 @@ class Lockstep:
 
     def answered(self, stamp_ns: int, answer: Any) -> None:
         """Remember what a stamp was answered with."""
-        self.stamp_ns, self.answer = stamp_ns, answer
+        self.stamp_ns, self.answer, self.any_gap = stamp_ns, answer, False
 
     def clear(self) -> None:
         """Forget: a new epoch begins."""
-        self.stamp_ns, self.answer = None, None
+        self.stamp_ns, self.answer, self.any_gap = None, None, False
+
+    def allow_gap(self) -> None:
+        """Take the next later stamp whatever its distance: someone said that this is right."""
+        self.any_gap = True

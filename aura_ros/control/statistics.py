@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, deque
 from threading import Lock
 
@@ -42,8 +43,23 @@ class SlidingWindow:
         return len(self._values)
 
 
+# Quoted names stay whole, digits of names (joint1, rgb8) too; sizes such as 410x308 are numbers.
+_NUMBERS = re.compile(r"('[^']*')|(?<!\w)(?:-?(?:\d+x)?\d[\d.]*(?:e[+-]?\d+)?|-?nan|-?inf)(?!\w)")
+OTHERS = "others"
+
+
+def without_numbers(reason: str) -> str:
+    """A reason with its numbers replaced by #, so that one kind of fault stays one reason."""
+    return _NUMBERS.sub(lambda match: match[1] or "#", reason)
+
+
 class Rejections:
-    """How many messages were dropped or rejected, by reason. Safe to use from several threads."""
+    """How many messages were dropped or rejected, by reason. Safe to use from several threads.
+
+    Beyond MOST reasons, new ones are counted together: a publisher must not make the status grow for ever.
+    """
+
+    MOST = 64
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
@@ -52,6 +68,8 @@ class Rejections:
     def add(self, reason: str) -> int:
         """Count one more; returns how often this reason occurred."""
         with self._lock:
+            if reason not in self._counts and len(self._counts) >= self.MOST:
+                reason = OTHERS
             self._counts[reason] += 1
             return self._counts[reason]
 

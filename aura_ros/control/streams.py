@@ -32,10 +32,15 @@ class Ready:
 
 @dataclass(frozen=True)
 class Hold:
-    """No usable set, and why, in one line."""
+    """No usable set, and why, in one line.
+
+    missing: nothing is wrong, something just has not come yet. cause: the reason without its numbers, for
+    counting; empty where there is nothing to count.
+    """
 
     reason: str
     missing: bool = False
+    cause: str = ""
 
 
 class Streams:
@@ -49,12 +54,14 @@ class Streams:
         self.changed = Condition()
         self._steady_ns = steady_ns
         self._newest: dict[str, Sample] = {}
+        self._stamps: dict[str, int] = {}
         self._version = 0
 
     def put(self, name: str, value: Any, stamp_ns: int) -> None:
         """Keep the newest message of a stream and wake whoever waits on `changed`."""
         with self.changed:
             self._newest[name] = Sample(value, stamp_ns, self._steady_ns())
+            self._stamps[name] = stamp_ns
             self._version += 1
             self.changed.notify_all()
 
@@ -62,6 +69,7 @@ class Streams:
         """Forget every message."""
         with self.changed:
             self._newest.clear()
+            self._stamps.clear()
             self._version += 1
             self.changed.notify_all()
 
@@ -81,9 +89,10 @@ class Streams:
             return dict(self._newest)
 
     def ages_ms(self, now_ns: int) -> dict[str, float]:
-        """Age of each stream's newest message by the given clock, milliseconds; -1 before the first."""
-        newest = self.snapshot()
-        return {n: (now_ns - newest[n].stamp_ns) / 1e6 if n in newest else -1.0 for n in self.names}
+        """Age of each stream's newest message, used or not, by the given clock, milliseconds; -1 before the first."""
+        with self.changed:
+            stamps = dict(self._stamps)
+        return {n: (now_ns - stamps[n]) / 1e6 if n in stamps else -1.0 for n in self.names}
 
     def joined(self) -> Ready | Hold:
         """Lockstep: a set is usable when all stamps are equal, whatever the machine's speed."""
@@ -115,14 +124,25 @@ class Streams:
             sample, limit = newest[name], max_age_ns[name]
             age = now_ns - sample.stamp_ns
             if age > limit:
-                return Hold(f"{name} is {age / NS:.3f} s old; allowed: {limit / NS:.3f} s")
+                return Hold(
+                    f"{name} is {age / NS:.3f} s old; allowed: {limit / NS:.3f} s", cause=f"{name} too old"
+                )
             if -age > max_future_ns:
-                return Hold(f"{name} is stamped {-age / NS:.3f} s in the future; synchronise the clocks")
+                return Hold(
+                    f"{name} is stamped {-age / NS:.3f} s in the future; synchronise the clocks",
+                    cause=f"{name} in the future",
+                )
             silent = steady - sample.arrival_ns
             if silent > limit:
-                return Hold(f"{name} has been silent for {silent / NS:.3f} s; allowed: {limit / NS:.3f} s")
+                return Hold(
+                    f"{name} has been silent for {silent / NS:.3f} s; allowed: {limit / NS:.3f} s",
+                    cause=f"{name} silent",
+                )
         stamps = [newest[n].stamp_ns for n in self.names]
         skew = max(stamps) - min(stamps)
         if skew > max_skew_ns:
-            return Hold(f"streams are {skew / NS:.3f} s apart; allowed: {max_skew_ns / NS:.3f} s")
+            return Hold(
+                f"streams are {skew / NS:.3f} s apart; allowed: {max_skew_ns / NS:.3f} s",
+                cause="streams too far apart",
+            )
         return Ready({n: newest[n] for n in self.names}, min(stamps))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import uuid
 from pathlib import Path
+from typing import Any
 
+import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
@@ -13,6 +15,7 @@ from aura_ros.errors import UserError
 from aura_ros.memory.numpy_step import NumpyMemory
 
 FORMAT = "aura_ros memory state 1"
+State = dict[str, npt.NDArray[Any]]
 
 
 def save_state(memory: NumpyMemory, path: str | os.PathLike[str], epoch: int) -> None:
@@ -20,13 +23,18 @@ def save_state(memory: NumpyMemory, path: str | os.PathLike[str], epoch: int) ->
 
     The file is bound to the memory's weights by their hash. Raises UserError when it cannot be written.
     """
+    write_state(memory.state_dict(), memory.weights_hash, path, epoch)
+
+
+def write_state(state: State, weights_hash: str, path: str | os.PathLike[str], epoch: int) -> None:
+    """Write a state taken earlier (`NumpyMemory.state_dict`); otherwise as `save_state`."""
     target = Path(path)
     if not str(path).strip():
         raise UserError("path '' names no file; give one, such as memory.safetensors")
     temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
-    metadata = {"format": FORMAT, "weights_hash": memory.weights_hash, "epoch": str(epoch)}
+    metadata = {"format": FORMAT, "weights_hash": weights_hash, "epoch": str(epoch)}
     try:
-        save_file(memory.state_dict(), temporary, metadata)
+        save_file(dict(state), temporary, metadata)
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
         os.replace(temporary, target)
@@ -43,6 +51,11 @@ def load_state(memory: NumpyMemory, path: str | os.PathLike[str]) -> None:
 
     Raises UserError, the memory untouched, when the file is missing, damaged, or of other weights.
     """
+    memory.load_state_dict(read_state(memory.weights_hash, path))
+
+
+def read_state(weights_hash: str, path: str | os.PathLike[str]) -> State:
+    """Read a state for `NumpyMemory.load_state_dict` of a memory of these weights; otherwise as `load_state`."""
     source = Path(path)
     if not source.is_file():
         raise UserError(f"memory state '{source}' is not a file; give one written by ~/save_memory")
@@ -57,9 +70,9 @@ def load_state(memory: NumpyMemory, path: str | os.PathLike[str]) -> None:
         ) from error
     if metadata.get("format") != FORMAT:
         raise UserError(f"memory state '{source}' has format {metadata.get('format')!r}; expected {FORMAT!r}")
-    if metadata.get("weights_hash") != memory.weights_hash:
+    if metadata.get("weights_hash") != weights_hash:
         raise UserError(
             f"memory state '{source}' belongs to weights {metadata.get('weights_hash', '')[:12]}, but this memory has "
-            f"{memory.weights_hash[:12]}; load it into the memory that saved it"
+            f"{weights_hash[:12]}; load it into the memory that saved it"
         )
-    memory.load_state_dict(state)
+    return state

@@ -6,6 +6,7 @@ import array
 
 import cv2
 import numpy as np
+import simplejpeg
 from builtin_interfaces.msg import Duration, Time
 from geometry_msgs.msg import PoseStamped
 from sensor_msgs.msg import CompressedImage, Image, JointState
@@ -25,6 +26,10 @@ ENCODINGS = {
     "bgra8": (4, cv2.COLOR_BGRA2RGB),
     "mono8": (1, cv2.COLOR_GRAY2RGB),
 }
+
+
+FLOAT32_MAX = float(np.finfo(np.float32).max)  # proprioception is float32
+JPEG_MAGIC = b"\xff\xd8"
 
 
 def to_ns(stamp: Time | Duration) -> int:
@@ -75,13 +80,27 @@ def image_to_rgb(msg: Image) -> ImageArray:
 def compressed_to_rgb(msg: CompressedImage) -> ImageArray:
     """Decode sensor_msgs/CompressedImage (JPEG, PNG, ...) to uint8 [height, width, 3] RGB.
 
-    The format is decided by the data's magic bytes: publishers disagree about the `format` string.
+    The format is decided by the data's magic bytes: publishers disagree about the `format` string. Pixels stay
+    as the camera put them; an orientation tag is not applied. Raises UserError for data that are cut short, not
+    an image or not decodable.
     """
     data = np.frombuffer(msg.data, np.uint8)
-    decoded = cv2.imdecode(data, cv2.IMREAD_COLOR) if data.size else None
-    if decoded is None:
-        raise UserError(f"compressed image of {data.size} bytes (format '{msg.format}') cannot be decoded")
-    return np.asarray(cv2.cvtColor(decoded, cv2.COLOR_BGR2RGB), np.uint8)
+    try:
+        if data[:2].tobytes() == JPEG_MAGIC:
+            # Strict: OpenCV's decoder may fill the rows that a truncated JPEG lacks.
+            pixels = simplejpeg.decode_jpeg(data, "RGB")
+        else:
+            flags = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
+            decoded = cv2.imdecode(data, flags) if data.size else None
+            if decoded is None:
+                raise ValueError("no image")
+            pixels = cv2.cvtColor(decoded, cv2.COLOR_BGR2RGB)
+    except (ValueError, cv2.error) as error:
+        raise UserError(
+            f"compressed image of {data.size} bytes (format '{msg.format}') cannot be decoded; "
+            "send whole JPEG or PNG files"
+        ) from error
+    return np.asarray(pixels, np.uint8)
 
 
 def rgb_to_image(pixels: ImageArray, stamp_ns: int, frame_id: str) -> Image:
@@ -112,7 +131,7 @@ def joint_positions(msg: JointState, names: tuple[str, ...]) -> list[float]:
                 f"joint '{name}' has no position; {len(msg.position)} positions for {len(msg.name)} names"
             )
         value = float(msg.position[index[name]])
-        if not np.isfinite(value):
+        if not abs(value) <= FLOAT32_MAX:
             raise UserError(f"joint '{name}' has position {value}; a finite number is needed")
         values.append(value)
     return values
@@ -122,7 +141,7 @@ def pose_values(msg: PoseStamped, reference_xyzw: tuple[float, ...]) -> list[flo
     """Position (3, metres) and axis-angle (3, radians) of a pose. Raises UserError if one is not finite."""
     p, q = msg.pose.position, msg.pose.orientation
     position = [p.x, p.y, p.z]
-    if not np.isfinite(position).all():
+    if not all(abs(value) <= FLOAT32_MAX for value in position):
         raise UserError(f"pose position {position} must be finite")
     return position + quaternion_to_axis_angle([q.x, q.y, q.z, q.w], reference_xyzw).tolist()
 

@@ -17,8 +17,9 @@ from aura_ros.errors import UserError
 from aura_ros.msg import ActionChunk, EpisodeStatus, PolicyStatus
 from aura_ros.nodes import conversions, parameters, qos
 from aura_ros.nodes.runtime import run
-from aura_ros.nodes.sim_config import SimNodeConfig
+from aura_ros.nodes.sim_config import INTERRUPTED, SimNodeConfig
 from aura_ros.sim import LiberoEnv, SimObservation, chunk_row_to_env
+from aura_ros.sim.actions import check_env_action
 from aura_ros.sim.libero import CAMERAS
 from aura_ros.types import LIBERO_ACTION_SPEC
 from aura_ros.types import ActionChunk as Chunk
@@ -48,6 +49,8 @@ class LiberoSim(Node):
         self._stopping = threading.Event()
         self._news = threading.Condition()
         self._chunk: ActionChunk | None = None
+        self._awaited_ns = 0
+        self._epoch = 0
         self._status: PolicyStatus | None = None
         self._status_at = 0.0
         self._episode_msg = EpisodeStatus()
@@ -71,12 +74,20 @@ class LiberoSim(Node):
             self._news.notify_all()
         self._thread.join(timeout=2.0)
         if self._episode_msg.phase == EpisodeStatus.STARTED:
-            self._finish(False, "interrupted")
+            self._finish(False, INTERRUPTED)
 
     def _on_chunk(self, msg: ActionChunk) -> None:
         with self._news:
-            self._chunk = msg
-            self._news.notify_all()
+            if msg.epoch < self._epoch:
+                self.get_logger().warning(
+                    f"chunk {msg.sequence} of epoch {msg.epoch} dropped: epoch {self._epoch} has begun"
+                )
+                return
+            self._epoch = msg.epoch
+            # Another stamp: the answer to a repeated observation, which was answered already.
+            if conversions.to_ns(msg.header.stamp) == self._awaited_ns:
+                self._chunk = msg
+                self._news.notify_all()
 
     def _on_status(self, msg: PolicyStatus) -> None:
         with self._news:
@@ -158,6 +169,8 @@ class LiberoSim(Node):
         timeout = self.config.start_timeout if first else self.config.chunk_timeout
         deadline = time.monotonic() + timeout
         send_at = 0.0
+        with self._news:
+            self._chunk, self._awaited_ns = None, stamp_ns
         while True:
             now = time.monotonic()
             if now >= send_at:
@@ -167,8 +180,8 @@ class LiberoSim(Node):
                 self._news.wait(timeout=max(0.0, min(send_at, deadline) - time.monotonic()))
                 answer, status, status_at = self._chunk, self._status, self._status_at
             if self._stopping.is_set():
-                raise EpisodeEndError("interrupted")
-            if answer is not None and conversions.to_ns(answer.header.stamp) == stamp_ns:
+                raise EpisodeEndError(INTERRUPTED)
+            if answer is not None:
                 self._queries += 1
                 return self._accept(answer)
             self._check_policy(status, status_at, deadline, timeout, stamp_ns)
@@ -182,7 +195,9 @@ class LiberoSim(Node):
                 raise EpisodeEndError(f"the policy has a fault: {status.reason}")
             silent = now - status_at
             if silent > self.config.policy_lost_after:
-                raise EpisodeEndError(f"policy lost: '{self.config.policy}' has been silent for {silent:.1f} s")
+                raise EpisodeEndError(
+                    f"policy lost: '{self.config.policy}' has been silent for {silent:.1f} s"
+                )
         if now >= deadline:
             said = f"it says: {status.reason or 'nothing'}" if status is not None else "it was never heard of"
             raise EpisodeEndError(
@@ -195,9 +210,17 @@ class LiberoSim(Node):
                 "more than one node publishes action_chunk here; give each run a namespace or a ROS_DOMAIN_ID of its own"
             )
         try:
-            return conversions.msg_to_chunk(msg, LIBERO_ACTION_SPEC.scale)
+            chunk = conversions.msg_to_chunk(msg, LIBERO_ACTION_SPEC.scale)
+            if chunk.spec.units != LIBERO_ACTION_SPEC.units:
+                raise UserError(
+                    f"its units are {list(chunk.spec.units)}; allowed are {list(LIBERO_ACTION_SPEC.units)}"
+                )
+            # All rows before the first is executed: half a refused chunk is not executed either.
+            for row in chunk.data:
+                check_env_action(chunk_row_to_env(row, chunk.spec), self.config.action_limit)
         except UserError as error:
             raise EpisodeEndError(f"chunk {msg.sequence} refused: {error}") from error
+        return chunk
 
     def _execute(self, env: LiberoEnv, chunk: Chunk) -> bool:
         period_wall = 1.0 / self.config.rate if self.config.rate else 0.0
@@ -206,11 +229,8 @@ class LiberoSim(Node):
             if env.step_count >= env.max_steps:
                 break
             if self._stopping.is_set():
-                raise EpisodeEndError("interrupted")
-            try:
-                result = env.step(chunk_row_to_env(row, chunk.spec))
-            except UserError as error:
-                raise EpisodeEndError(f"action refused: {error}") from error
+                raise EpisodeEndError(INTERRUPTED)
+            result = env.step(chunk_row_to_env(row, chunk.spec))
             self._episode_msg.steps = env.step_count
             self._publish_clock(START_NS + env.step_count * round(env.control_period_s * 1e9))
             if result.success:

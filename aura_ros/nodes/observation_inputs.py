@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 from geometry_msgs.msg import PoseStamped
+from rclpy.exceptions import InvalidTopicNameException
 from rclpy.node import Node
 from rclpy.qos import QoSProfile
+from rclpy.validate_topic_name import validate_topic_name
 from sensor_msgs.msg import CompressedImage, Image, JointState
 
 from aura_ros.control.streams import Ready, Streams
@@ -34,14 +36,22 @@ class ProprioSource:
         match = re.fullmatch(r"pose:([^:\s]+)|joints:([^:\s]+):([^:\s]+)", text.strip())
         if match is None:
             raise UserError(f"proprio.sources entry '{text}' is not understood; write {FORMS}")
+        topic = match[1] or match[2]
+        try:
+            validate_topic_name(topic)
+        except InvalidTopicNameException as error:
+            raise UserError(
+                f"proprio.sources entry '{text}' names topic '{topic}', which is no ROS name; use letters, digits, "
+                "_ and /, as in joint_states"
+            ) from error
         if match[1]:
-            return ProprioSource(match[1], None)
+            return ProprioSource(topic, None)
         joints = tuple(match[3].split(","))
         if len(set(joints)) < len(joints) or not all(joints):
             raise UserError(
                 f"proprio.sources entry '{text}' names a joint twice or not at all; write {FORMS}"
             )
-        return ProprioSource(match[2], joints)
+        return ProprioSource(topic, joints)
 
     @property
     def dim(self) -> int:

@@ -12,10 +12,11 @@ from rcl_interfaces.msg import (
     ParameterDescriptor,
     SetParametersResult,
 )
+from rclpy.exceptions import InvalidParameterValueException
 from rclpy.node import Node
 from rclpy.parameter import Parameter
 
-from aura_ros.config import check_value
+from aura_ros.config import check_value, dotted
 from aura_ros.errors import UserError
 
 Config = TypeVar("Config")
@@ -32,10 +33,14 @@ def declare(node: Node, config_type: type[Config], defaults: Config | None = Non
     hints = get_type_hints(config_type)
     for spec in dataclasses.fields(config_type):  # type: ignore[arg-type]
         default = getattr(defaults, spec.name) if defaults is not None else spec.default
-        descriptor = _descriptor(spec, hints[spec.name])
-        given = node.declare_parameter(
-            ros_name(spec.name), list(default) if isinstance(default, tuple) else default, descriptor
-        )
+        start = list(default) if isinstance(default, tuple) else default
+        try:
+            given = node.declare_parameter(ros_name(spec.name), start, _descriptor(spec, hints[spec.name]))
+        except InvalidParameterValueException:
+            # Out of the descriptor's range. Declared without one, so that `convert` can say it in one line.
+            given = node.declare_parameter(
+                ros_name(spec.name), start, ParameterDescriptor(dynamic_typing=True)
+            )
         values[spec.name] = convert(spec, hints[spec.name], given.value)
     return config_type(**values)
 
@@ -73,7 +78,7 @@ def watch(
 
 def ros_name(field_name: str) -> str:
     """`proprio__sources` in Python is `proprio.sources` in ROS."""
-    return field_name.replace("__", ".")
+    return dotted(field_name)
 
 
 def convert(spec: dataclasses.Field[Any], hint: Any, value: Any) -> Any:

@@ -119,6 +119,12 @@ class PolicyNodeConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        reference = self.proprio__orientation_reference
+        if len(reference) != 4 or not any(reference):
+            raise UserError(
+                f"proprio.orientation_reference {list(reference)} is not a quaternion; give four numbers "
+                "[x, y, z, w], not all zero"
+            )
 
     def check_files(self) -> None:
         """Refuse paths that do not exist, before anything heavy is started. Raises UserError."""

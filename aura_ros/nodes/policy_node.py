@@ -7,18 +7,16 @@ import math
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from typing import Any
 
-import rclpy
 from diagnostic_msgs.msg import DiagnosticArray
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
-from rclpy.task import Future
 from std_msgs.msg import Float64, String, UInt64
 from std_srvs.srv import SetBool, Trigger
 
 from aura_ros import __version__
 from aura_ros.errors import UserError
-from aura_ros.memory.state_file import save_state
 from aura_ros.msg import ActionChunk, EpisodeStatus, GateEvent, Latent, PolicyInfo, PolicyStatus
 from aura_ros.nodes import conversions, parameters, qos, status
 from aura_ros.nodes.observation_inputs import ObservationInputs, ProprioSource
@@ -80,12 +78,7 @@ class PolicyNode(LifecycleNode):
         try:
             self._configure()
         except Exception as error:
-            if isinstance(error, UserError):
-                self._problem = str(error)
-                self.get_logger().error(str(error))
-            else:
-                self._problem = f"{type(error).__name__}: {error}"
-                self.get_logger().error(f"configure failed\n{traceback.format_exc()}")
+            self._report("configure failed", error)
             self._free()
             if self.config.exit_on_configure_failure:
                 self.exit_code = 2 if isinstance(error, UserError) else 1
@@ -99,10 +92,10 @@ class PolicyNode(LifecycleNode):
         assert self.worker is not None
         try:
             self.worker.policy.warm_up()
-        except UserError as error:
-            self._problem = str(error)
-            self.get_logger().error(f"start-up check failed: {error}")
+        except Exception as error:
+            self._report("start-up check failed", error)
             return TransitionCallbackReturn.FAILURE
+        self._problem = ""
         self.worker.set_active(True)
         return super().on_activate(state)
 
@@ -124,10 +117,11 @@ class PolicyNode(LifecycleNode):
         return super().on_shutdown(state)
 
     def _configure(self) -> None:
+        config = self.config
+        config.check_files()
         # torch and transformers are imported here, when first needed.
         from aura_ros.policy import load_policy
 
-        config = self.config
         started = time.perf_counter()
         policy = load_policy(
             backbone=config.backbone,
@@ -184,6 +178,14 @@ class PolicyNode(LifecycleNode):
             f"{time.perf_counter() - started:.1f} s"
         )
 
+    def _report(self, what: str, error: Exception) -> None:
+        if isinstance(error, UserError):
+            self._problem = str(error)
+            self.get_logger().error(f"{what}: {error}")
+        else:
+            self._problem = " ".join(f"{type(error).__name__}: {error}".split())
+            self.get_logger().error(f"{what}\n{traceback.format_exc()}")
+
     def _free(self) -> None:
         if self.worker is not None:
             self.worker.stop()
@@ -195,10 +197,10 @@ class PolicyNode(LifecycleNode):
 
     def stop(self) -> None:
         """Withhold chunks, say so, and end the threads."""
-        if self.worker is not None:
+        if self.worker is not None and self.worker.active:
             self.worker.set_active(False)
-            self._problem = "stopping"
-            self._publish_status(self.worker)
+        self._problem = self._problem or "stopping"
+        self._publish_status(self.worker)
         self._stop.set()
         self._heartbeat.join(timeout=1.0)
         self._free()
@@ -212,14 +214,20 @@ class PolicyNode(LifecycleNode):
 
     def _on_episode(self, msg: EpisodeStatus) -> None:
         self._episode = msg
-        if self.worker is not None and msg.phase == EpisodeStatus.STARTED:
-            self.worker.episode_started(conversions.to_ns(msg.header.stamp))
+        if self.worker is None:
+            return
+        if msg.phase == EpisodeStatus.STARTED:
+            stamp_ns = conversions.to_ns(msg.header.stamp)
+            self.worker.episode_started(stamp_ns, msg.episode, msg.task, msg.init_state, msg.seed)
+        elif msg.phase == EpisodeStatus.FINISHED:
+            self.worker.episode_finished()
 
     def _apply(self, config: PolicyNodeConfig) -> None:
         if self.worker is not None and config.gate__threshold != self.config.gate__threshold:
             memory = self.worker.policy.memory
             own = memory.config.threshold
             self.worker.set_threshold(config.gate__threshold if config.gate__threshold >= 0 else own)
+            self._publish_info()
         self.config = config
 
     def _on_reset(self, _request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
@@ -239,37 +247,28 @@ class PolicyNode(LifecycleNode):
         fault = self.worker.clear_fault()
         return _answer(response, True, f"cleared: {fault}" if fault else "there was no fault")
 
-    async def _on_save_memory(self, request: SaveMemory.Request, response: SaveMemory.Response) -> Any:
-        return await self._memory_task(lambda w: save_state(w.policy.memory, request.path, w.epoch), response)
+    def _on_save_memory(self, request: SaveMemory.Request, response: SaveMemory.Response) -> Any:
+        return self._with_memory(lambda worker: worker.save_state(request.path), response)
 
-    async def _on_load_memory(self, request: LoadMemory.Request, response: LoadMemory.Response) -> Any:
-        return await self._memory_task(lambda worker: worker.load_state(request.path), response)
+    def _on_load_memory(self, request: LoadMemory.Request, response: LoadMemory.Response) -> Any:
+        return self._with_memory(lambda worker: worker.load_state(request.path), response)
 
-    async def _memory_task(self, task: Any, response: Any) -> Any:
-        """Run a task between two memory steps, without holding up other callbacks."""
-        worker = self.worker
-        if worker is None:
+    def _with_memory(self, job: Callable[[PolicyWorker], int], response: Any) -> Any:
+        if self.worker is None:
             return _answer(response, False, "not configured: there is no memory")
-        done: Future = Future()
-
-        def in_worker() -> None:
-            try:
-                task(worker)
-                done.set_result("")
-            except (UserError, OSError) as error:
-                done.set_result(str(error))
-
-        worker.submit(in_worker)
-        problem = await done
-        response.epoch = worker.epoch
-        return _answer(response, not problem, problem or "done")
+        try:
+            response.epoch = job(self.worker)
+        except UserError as error:
+            response.epoch = self.worker.epoch
+            return _answer(response, False, str(error))
+        return _answer(response, True, "done")
 
     # -- out --------------------------------------------------------------------------------------------------
 
     def _now_ns(self) -> int:
         return int(self.get_clock().now().nanoseconds)
 
-    def _publish(self, result: Stepped) -> ActionChunk | None:
+    def _publish(self, result: Stepped, send_chunk: bool) -> ActionChunk | None:
         """Publish one memory step; the chunk goes last, because the simulator moves on when it has it."""
         memory_step = result.memory_step
         period_s = self.worker.step_ns / conversions.NS if self.worker is not None else math.inf
@@ -295,7 +294,8 @@ class PolicyNode(LifecycleNode):
         if result.chunk is None:
             return None
         chunk = conversions.chunk_to_msg(result.chunk, result.epoch, result.sequence, self._now_ns())
-        self._chunk_pub.publish(chunk)
+        if send_chunk:
+            self._chunk_pub.publish(chunk)
         return chunk
 
     def _publish_info(self) -> None:
@@ -314,8 +314,10 @@ class PolicyNode(LifecycleNode):
                 msg = self._publish_status(worker)
                 if beats % DIAGNOSTICS_EVERY == 0:
                     self._diagnostics_pub.publish(status.diagnostics(self.get_fully_qualified_name(), msg))
-            except rclpy.exceptions.InvalidHandle:
-                return  # the node is being destroyed
+            except Exception:
+                if self._stop.is_set() or not self.context.ok():
+                    return  # the node is being destroyed
+                raise
             beats += 1
 
     def _publish_status(self, worker: PolicyWorker | None) -> PolicyStatus:

@@ -5,7 +5,6 @@ No rclpy here: the node injects clocks, inputs and what to do with a result.
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from collections.abc import Callable
@@ -13,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from aura_ros.control.lockstep import Lockstep, Verdict
-from aura_ros.control.statistics import Rejections, SlidingWindow
+from aura_ros.control.statistics import Rejections, SlidingWindow, without_numbers
 from aura_ros.control.streams import NS, Hold, Ready, Streams
 from aura_ros.errors import UserError
 from aura_ros.memory import MemoryStep
-from aura_ros.memory.state_file import load_state
+from aura_ros.memory.state_file import State, read_state, write_state
 from aura_ros.nodes.policy_config import PolicyNodeConfig
 from aura_ros.policy import ActionRejected, Policy, PolicyStep
 from aura_ros.types import ActionChunk, FloatArray, Observation
@@ -59,7 +58,8 @@ class PolicyWorker:
     """Runs a policy over the newest observations. Public methods may be called from any thread and never wait
     for inference.
 
-    publish: called with each `Stepped`, returns what to send again for a repeated stamp (None: nothing).
+    publish: called with each `Stepped` and whether its chunk may leave now; returns what to send for a repeated
+    stamp (None: there is no chunk).
     repeat: called with that when the stamp comes again.
     now_ns: the node's clock. log: an object with info, warning and error.
     """
@@ -70,7 +70,7 @@ class PolicyWorker:
         inputs: Inputs,
         config: PolicyNodeConfig,
         *,
-        publish: Callable[[Stepped], Any],
+        publish: Callable[[Stepped, bool], Any],
         repeat: Callable[[Any], None],
         listeners: Callable[[], int],
         on_epoch: Callable[[], None],
@@ -86,7 +86,9 @@ class PolicyWorker:
         self._wrote = SlidingWindow(config.write_rate_window)
         self.rejections = Rejections()
         self._lockstep = Lockstep(self.step_ns)
-        self._lock = threading.Lock()  # guards what follows; never held during inference
+        # Guards what follows. Held while a result is published, so that nothing of an older epoch leaves after
+        # `new_epoch` returned; never held during inference.
+        self._lock = threading.RLock()
         self.epoch = 0
         self.sequence = 0
         self.queries = 0
@@ -95,10 +97,13 @@ class PolicyWorker:
         self.enabled = config.enabled_at_start
         self.active = False
         self.fault = ""
-        self.hold = Hold("not active")
-        self._episode_start_ns: int | None = None
-        self._clear_memory = False
-        self._tasks: list[Callable[[], None]] = []
+        self.hold = Hold("waiting for observations", missing=True)
+        self._rejected: Hold | None = None
+        self._episode: tuple[int, ...] | None = None
+        # The memory is changed by the thread alone: a new epoch leaves the state that it begins with here.
+        self._empty = self._state = policy.memory.state_dict()
+        self._state_is_new = False
+        self._steps_before = self._writes_before = 0  # this epoch
         self._last_now_ns: int | None = None
         self._next_query_ns = 0
         self._stopping = False
@@ -123,15 +128,16 @@ class PolicyWorker:
         with self.inputs.streams.changed:
             self.inputs.streams.changed.notify_all()
 
-    def new_epoch(self, why: str, clear_memory: bool = True) -> int:
-        """Clear the memory before its next step, discard the chunk in flight and start a new epoch."""
+    def new_epoch(self, why: str, state: State | None = None) -> int:
+        """Discard the chunk in flight and start a new epoch, its memory empty or the given state."""
         with self._lock:
             # Unique over restarts: nanoseconds of the system clock, and never the same twice.
             self.epoch = max(time.time_ns(), self.epoch + 1)
             self.sequence = self.queries = self.repeats = 0
-            self._clear_memory = clear_memory
+            self._state, self._state_is_new = self._empty if state is None else state, True
             self._lockstep.clear()
             self._next_query_ns = 0
+            self._rejected = None
             epoch = self.epoch
         if why != "start":
             self._log.info(f"new epoch {epoch}: {why}")
@@ -141,13 +147,16 @@ class PolicyWorker:
 
     def set_active(self, active: bool) -> None:
         """Begin or end inference; a chunk in flight is discarded."""
-        self.active = active
-        self.inputs.streams.clear()
-        self.new_epoch("activated" if active else "deactivated")
+        with self._lock:
+            self.active = active
+            self.hold = Hold("waiting for observations", missing=True)
+            self.inputs.streams.clear()
+            self.new_epoch("activated" if active else "deactivated")
 
     def set_enabled(self, enabled: bool) -> None:
-        """The operator's switch."""
-        self.enabled = enabled
+        """The operator's switch. Off: also the chunk in flight is withheld."""
+        with self._lock:
+            self.enabled = enabled
         self.wake()
 
     def set_instruction(self, instruction: str) -> None:
@@ -159,32 +168,48 @@ class PolicyWorker:
         """Of the gate, from the next memory step on."""
         self.policy.memory.threshold = threshold
 
-    def episode_started(self, stamp_ns: int) -> None:
-        """An episode whose first observation has this stamp; the same one again changes nothing."""
-        if self._episode_start_ns == stamp_ns:
-            return
-        if self.config.reset == "episode":
-            self.new_epoch("episode started")
-        self._episode_start_ns = stamp_ns
+    def episode_started(self, stamp_ns: int, *identity: int) -> None:
+        """An episode whose first observation has this stamp; the same one again changes nothing.
+
+        identity: what else tells it from others, since every run of a simulator may begin at the same stamp.
+        """
+        with self._lock:
+            if self._episode == (stamp_ns, *identity):
+                return
+            self._episode = (stamp_ns, *identity)
+            if self.config.reset == "episode":
+                # What is left of the episode before must not be the first observation of this one.
+                self.inputs.streams.clear()
+                self.new_epoch("episode started")
+            else:
+                self._lockstep.allow_gap()
         self.wake()
 
+    def episode_finished(self) -> None:
+        """No observation belongs to an episode until the next one starts."""
+        with self._lock:
+            self._episode = None
+
     def clear_fault(self) -> str:
-        """Unlatch; returns the fault that was."""
+        """Unlatch; returns the fault that was. The next observation may come at any distance from the last."""
         with self._lock:
             fault, self.fault = self.fault, ""
+            if fault:
+                self._lockstep.allow_gap()
         self.wake()
         return fault
 
-    def submit(self, task: Callable[[], None]) -> None:
-        """Run a task in the worker's thread between two steps."""
+    def save_state(self, path: str) -> int:
+        """Save the memory as it is after its latest step; returns the epoch. Raises UserError."""
         with self._lock:
-            self._tasks.append(task)
-        self.wake()
+            state, epoch = self._state, self.epoch
+        write_state(state, self.policy.memory.weights_hash, path, epoch)
+        return epoch
 
-    def load_state(self, path: str) -> None:
-        """Load a saved memory state and start a new epoch with it; call it through `submit`. Raises UserError."""
-        load_state(self.policy.memory, path)
-        self.new_epoch(f"memory state loaded from {path}", clear_memory=False)
+    def load_state(self, path: str) -> int:
+        """Start a new epoch with a saved memory state; returns the epoch. Raises UserError."""
+        state = read_state(self.policy.memory.weights_hash, path)
+        return self.new_epoch(f"memory state loaded from {path}", state)
 
     # -- the worker's thread --------------------------------------------------------------------------------
 
@@ -192,46 +217,59 @@ class PolicyWorker:
         streams, seen = self.inputs.streams, -1
         while not self._stopping:
             with streams.changed:
-                if streams.version == seen and not self._tasks:
+                if streams.version == seen:
                     # The time-out is for real time, where time alone makes an observation due or stale.
                     streams.changed.wait(0.02 if self.config.mode == "realtime" else 0.1)
                 seen = streams.version
             try:
-                self._run_tasks()
                 self._look()
             except Exception as error:
                 # A model that raises is a fault to be shown and mended, not a dead thread.
-                self._log.error(f"inference failed: {type(error).__name__}: {error}", exc=error)
-                self._latch(f"{type(error).__name__}: {error}")
+                self._latch(f"{type(error).__name__}: {error}", error)
 
-    def _run_tasks(self) -> None:
-        with self._lock:
-            tasks, self._tasks = self._tasks, []
-        for task in tasks:
-            task()
+    def _take_state(self) -> None:
+        """Let the memory begin with the epoch's state; the lock is held."""
+        if not self._state_is_new:
+            return
+        self._state_is_new = False
+        memory = self.policy.memory
+        self.policy.reset()
+        if self._state is not self._empty:
+            memory.load_state_dict(self._state)
+        # A saved state brings its counters; those of an epoch begin with it.
+        self._steps_before, self._writes_before = memory.steps, memory.writes
+        self._wrote.clear()
 
-    def _latch(self, fault: str) -> None:
+    def _latch(self, fault: str, error: BaseException | None = None) -> None:
+        fault = " ".join(fault.split())
+        if self._stopping:
+            return  # the model may be closed under a query that nobody waits for
         with self._lock:
-            self.fault = " ".join(fault.split())
+            self.fault = fault
+        self._log.error(f"fault: {fault}", exc=error)
 
     def _look(self) -> None:
         if not self.active or not self.enabled or self.fault:
             return
-        self._watch_clock()
+        if self.config.mode == "realtime":
+            # In lockstep the observations' stamps say whether time went back, whatever order topics come in.
+            self._watch_clock()
+        epoch = self.epoch
         chosen = self._choose()
-        if isinstance(chosen, Hold):
-            if not chosen.missing and chosen.reason != self.hold.reason:
-                self.rejections.add(chosen.reason.split(" is ")[0].split(" has ")[0] + " not fresh")
-            self.hold = chosen
+        if isinstance(chosen, Ready):
+            self._step(chosen, epoch)
             return
-        self.hold = Hold("")
-        self._step(chosen)
+        if chosen.cause and chosen.cause != self.hold.cause:
+            self.rejections.add(chosen.cause)
+        if self._rejected is not None and (chosen.missing or not chosen.reason):
+            # A rejected message stays the reason until a good one comes.
+            chosen = self._rejected
+        self.hold = chosen
 
     def _watch_clock(self) -> None:
         now = self._now_ns()
         if self._last_now_ns is not None and now < self._last_now_ns - BACKWARD_JUMP_NS:
             self.inputs.streams.clear()
-            self._episode_start_ns = None
             self.rejections.add("clock went back")
             self.new_epoch(f"the clock went back by {(self._last_now_ns - now) / NS:.3f} s")
         self._last_now_ns = now
@@ -249,26 +287,30 @@ class PolicyWorker:
         ready = self.inputs.streams.joined()
         if isinstance(ready, Hold):
             return ready
-        if self.config.reset == "episode" and (
-            self._episode_start_ns is None or ready.stamp_ns < self._episode_start_ns
-        ):
-            return Hold("waiting for the episode's start", missing=True)
-        try:
-            with self._lock:
-                verdict, answer = self._lockstep.verdict(ready.stamp_ns), self._lockstep.answer
-        except UserError as error:
-            self._latch(str(error))
-            return Hold(str(error))
-        if verdict is Verdict.REPEAT:
-            # Looked at once per arrival: the set is dropped, and only a set sent again is answered again.
-            self.inputs.streams.discard(ready.stamp_ns)
-            with self._lock:
-                self.repeats += 1
-            self._repeat(answer)
-            return Hold("")
+        with self._lock:
+            episode = self._episode
+            if self.config.reset == "episode" and (episode is None or ready.stamp_ns < episode[0]):
+                return Hold("waiting for the episode's start", missing=True)
+            try:
+                verdict = self._lockstep.verdict(ready.stamp_ns)
+            except UserError as error:
+                self._latch(str(error))
+                return Hold(str(error))
+            if verdict is Verdict.REPEAT:
+                # Looked at once per arrival: the set is dropped, and only a set sent again is answered again.
+                self.inputs.streams.discard(ready.stamp_ns)
+                if self._lockstep.answer is None:
+                    self._latch(
+                        f"the chunk for stamp {ready.stamp_ns / NS:.3f} s was rejected; ~/reset starts a new epoch"
+                    )
+                elif self.active and self.enabled:
+                    self.repeats += 1
+                    self._repeat(self._lockstep.answer)
+                return Hold("")
         if verdict is Verdict.JUMP_BACK:
             self.rejections.add("clock went back")
             self.new_epoch(f"an observation of stamp {ready.stamp_ns / NS:.3f} s came after a later one")
+            return Hold("")  # taken at the next look, as the first of its epoch
         return ready
 
     def _choose_realtime(self) -> Ready | Hold:
@@ -292,13 +334,12 @@ class PolicyWorker:
         self._next_query_ns = due if due > steady else steady + self.step_ns
         return ready
 
-    def _step(self, ready: Ready) -> None:
+    def _step(self, ready: Ready, epoch: int) -> None:
         with self._lock:
-            epoch, instruction = self.epoch, self.instruction
-            clear, self._clear_memory = self._clear_memory, False
-        if clear:
-            self.policy.reset()
-            self._wrote.clear()
+            if epoch != self.epoch:
+                return  # chosen for an epoch that has ended since
+            instruction = self.instruction
+            self._take_state()
         if self.config.mode == "lockstep":
             # The set is used up: should it come again, the simulator did not get the answer.
             self.inputs.streams.discard(ready.stamp_ns)
@@ -307,17 +348,15 @@ class PolicyWorker:
         except UserError as error:
             self._reject(str(error))
             return
+        self.hold, self._rejected = Hold(""), None
         started = time.perf_counter()
         step: PolicyStep | ActionRejected
         try:
             step = self.policy.act(observation)
         except ActionRejected as rejected:
             step = rejected
-            self._latch(str(rejected))
-            self._log.error(str(rejected))
         except UserError as error:
             self._latch(str(error))
-            self._log.error(f"no chunk: {error}")
             return
         elapsed_ms = (time.perf_counter() - started) * 1e3
         with self._lock:
@@ -327,6 +366,7 @@ class PolicyWorker:
             self.latency_ms.add(elapsed_ms)
             self._wrote.add(step.memory_step.written_bytes > 0)
             memory = self.policy.memory
+            self._state = memory.state_dict()
             result = Stepped(
                 memory_step=step.memory_step,
                 hidden_state=step.hidden_state,
@@ -335,8 +375,8 @@ class PolicyWorker:
                 epoch=epoch,
                 sequence=self.sequence,
                 stamp_ns=ready.stamp_ns,
-                writes=memory.writes,
-                steps=memory.steps,
+                writes=memory.writes - self._writes_before,
+                steps=memory.steps - self._steps_before,
                 write_rate=self._wrote.mean(),
                 state_norm=memory.state_norm,
                 state_bytes=memory.state_bytes,
@@ -344,14 +384,14 @@ class PolicyWorker:
             )
             self.sequence += 1
             self.queries += 1
-        answer = self._publish(result)
-        with self._lock:
-            if epoch == self.epoch and answer is not None:
-                self._lockstep.answered(ready.stamp_ns, answer)
+            # Also without a chunk the stamp is used up: the memory has seen it.
+            self._lockstep.answered(ready.stamp_ns, self._publish(result, self.enabled))
+            if isinstance(step, ActionRejected):
+                self._latch(str(step))
 
     def _reject(self, reason: str) -> None:
-        # Numbers out, so that the reasons stay few however long the node runs.
-        count = self.rejections.add(re.sub(r"-?\d[\d.e+-]*|nan|inf", "#", reason.split(";")[0]))
-        self.hold = Hold(reason)
+        reason = " ".join(reason.split())
+        count = self.rejections.add(without_numbers(reason.split(";")[0]))
+        self.hold = self._rejected = Hold(reason)
         if count == 1:
             self._log.warning(f"observation rejected: {reason}")

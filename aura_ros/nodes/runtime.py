@@ -43,7 +43,13 @@ def run(make_node: Callable[[], Node], name: str) -> None:
         stopping.set()
 
     # rclpy's own handlers shut the context down first, and a safe stop could no longer be published.
-    rclpy.init(args=sys.argv, signal_handler_options=SignalHandlerOptions.NO)
+    try:
+        rclpy.init(args=sys.argv, signal_handler_options=SignalHandlerOptions.NO)
+    except (RuntimeError, ValueError) as error:
+        # Arguments that ROS cannot parse; its text ends in places of its own source.
+        reason = " ".join(str(error).split()).split(", at /")[0]
+        sys.stderr.write(f"{name}: {reason}; see --ros-args in the ROS documentation\n")
+        sys.exit(2)
     signal.signal(signal.SIGINT, on_signal)
     signal.signal(signal.SIGTERM, on_signal)
     code = 0

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from aura_ros.config import check_fields, option
 from aura_ros.sim.suites import SUITES, EpisodeConfig
 
+# EpisodeStatus.reason of an episode that a signal to the simulator ended.
+INTERRUPTED = "interrupted"
+
 
 @dataclass(frozen=True)
 class SimNodeConfig:

@@ -27,9 +27,13 @@ from rclpy.signals import SignalHandlerOptions
 from aura_ros.errors import UserError
 from aura_ros.msg import EpisodeStatus, GateEvent, PolicyInfo, PolicyStatus
 from aura_ros.nodes import qos
+from aura_ros.nodes.sim_config import INTERRUPTED
 
 # A node has this long to end after a signal before the next, harder one.
 GRACE_S = 3.0
+# How long the last messages of an ended simulator are waited for.
+LAST_WORDS_S = 0.5
+NODES = ("gate_recorder", "policy_node", "libero_sim")
 PR_SET_PDEATHSIG = 1
 
 
@@ -91,6 +95,18 @@ class Observer(Node):
         self.create_subscription(EpisodeStatus, "episode", self._keep("episode"), qos.LATCHED)
         self.lifecycle: Any = self.create_client(ChangeState, "policy_node/change_state")
 
+    def stranger(self) -> str:
+        """Says which node of another run is heard here, whose messages would mix with this run's; else nothing."""
+        names = self.get_node_names()
+        for name in (*NODES, self.get_name()):
+            if names.count(name) > 1:
+                return f"another {name} runs in ROS domain {os.environ.get('ROS_DOMAIN_ID') or 0}"
+        return ""
+
+    def episode_over(self) -> bool:
+        """Whether the simulator told the episode's end."""
+        return self.seen.episode is not None and self.seen.episode.phase == EpisodeStatus.FINISHED
+
     def _keep(self, name: str) -> Callable[[Any], None]:
         return lambda msg: setattr(self.seen, name, msg)
 
@@ -101,49 +117,45 @@ class Observer(Node):
 
 
 class Supervisor:
-    """Runs a plan to its end. `run` returns only when every process it started has ended."""
+    """Runs a plan to its end. `run` returns only when every process it started has ended.
 
-    def __init__(self, plan: Plan, on_progress: Callable[[Seen], None]):
-        self._plan, self._on_progress = plan, on_progress
+    interrupted: asked often; True (INT or TERM came) ends the run.
+    """
+
+    def __init__(self, plan: Plan, on_progress: Callable[[Seen], None], interrupted: Callable[[], bool]):
+        self._plan, self._on_progress, self._interrupted = plan, on_progress, interrupted
         self._children: list[Child] = []
-        self._signals = 0
         # Elsewhere than on Linux, kill -9 of the supervisor leaves the nodes to their own time-outs.
         self._libc = ctypes.CDLL(None) if sys.platform == "linux" else None
         self._transitions = [Transition.TRANSITION_CONFIGURE, Transition.TRANSITION_ACTIVATE]
 
     def run(self) -> Outcome:
-        """Start everything, wait for the episode's end or a signal, end everything."""
+        """Start everything, wait for the episode's end or an interrupt, end everything."""
         self._plan.logs.mkdir(parents=True, exist_ok=True)
-        previous = {n: signal.signal(n, self._on_signal) for n in (signal.SIGINT, signal.SIGTERM)}
         executor: SingleThreadedExecutor | None = None
         try:
             # Before rclpy starts threads of its own: a fork of a process with threads may hang.
-            for name in ("gate_recorder", "policy_node", "libero_sim"):
+            for name in NODES:
                 self._start(name)
             rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
             observer, executor = Observer(), SingleThreadedExecutor()
             executor.add_node(observer)
-            ended = self._watch(observer, executor)
-            problem, code = self._judge(ended)
+            problem, code = self._watch(observer, executor)
         finally:
             # The simulator first, then the policy, and the recorder last: it hears the others out.
-            for name in ("libero_sim", "policy_node", "gate_recorder"):
+            for name in reversed(NODES):
                 self._end(name, executor)
             if executor is not None:
                 executor.shutdown(timeout_sec=1.0)
                 observer.destroy_node()
             rclpy.try_shutdown()
-            for number, handler in previous.items():
-                signal.signal(number, handler)
-        return Outcome(code, problem, self._signals > 0, observer.seen)
-
-    def _on_signal(self, *_: Any) -> None:
-        self._signals += 1
+        return Outcome(code, problem, self._interrupted(), observer.seen)
 
     def _die_with_parent(self) -> None:
         """In a child: be told to end when the supervisor dies, however it dies."""
         if self._libc is not None:
-            self._libc.prctl(PR_SET_PDEATHSIG, signal.SIGINT)
+            # Not INT: what a shell starts in the background ignores it until a handler is in place.
+            self._libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
     def _start(self, name: str) -> None:
         overrides = self._plan.logs / f"{name}.params.yaml"
@@ -177,18 +189,24 @@ class Supervisor:
                 ) from error
         self._children.append(Child(name, process, log))
 
-    def _watch(self, observer: Observer, executor: SingleThreadedExecutor) -> Child | None:
-        """Spin until a process ends (returned) or a signal comes (None)."""
+    def _watch(self, observer: Observer, executor: SingleThreadedExecutor) -> tuple[str, int]:
+        """Spin until a process ends, the run cannot go on or it is interrupted; returns problem and exit status."""
         pending: Any = None
-        while not self._signals:
+        while not self._interrupted():
             executor.spin_once(timeout_sec=0.1)
             for child in self._children:
                 if child.process.poll() is not None:
-                    return child
+                    self._hear_last_words(observer, executor)
+                    return self._judge(child, observer.seen)
+            if self._transitions and (stranger := observer.stranger()):
+                return f"{stranger}; set ROS_DOMAIN_ID to a number that nobody uses", 2
             if pending is not None and pending.done():
                 result, pending = pending.result(), None
                 if result is not None and result.success:
                     self._transitions.pop(0)
+                elif self._transitions[0] == Transition.TRANSITION_ACTIVATE:
+                    log = self._plan.logs / "policy_node.log"
+                    return f"policy_node cannot be activated: {_last_line(log)}; its output is in {log}", 1
                 else:
                     self._transitions.clear()  # the node says why and ends
             if pending is None and self._transitions and observer.lifecycle.service_is_ready():
@@ -196,22 +214,30 @@ class Supervisor:
                     ChangeState.Request(transition=Transition(id=self._transitions[0]))
                 )
             self._on_progress(observer.seen)
-        return None
+        return "", 0
 
-    def _judge(self, ended: Child | None) -> tuple[str, int]:
-        if ended is None:
-            return "", 0
+    def _hear_last_words(self, observer: Observer, executor: SingleThreadedExecutor) -> None:
+        """Take what the ended process had sent: it waits in the subscriptions."""
+        deadline = time.monotonic() + LAST_WORDS_S
+        while not observer.episode_over() and time.monotonic() < deadline:
+            executor.spin_once(timeout_sec=0.05)
+
+    def _judge(self, ended: Child, seen: Seen) -> tuple[str, int]:
         code = ended.process.returncode
         if ended.name == "libero_sim" and code == 0:
+            if seen.episode is None or seen.episode.phase != EpisodeStatus.FINISHED:
+                return f"libero_sim ended before the episode did; its output is in {ended.log}", 1
+            if seen.episode.reason == INTERRUPTED:
+                return "libero_sim was interrupted by a signal that did not come from here", 1
             return "", 0
         # A node that ends for a user's mistake and the one that notices may end together: the mistake is the cause.
         for child in self._children:
             if child is not ended and child.process.poll() == 2:
                 ended, code = child, 2
-        how = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
-        said = _last_line(ended.log)
+        said = _last_line(ended.log, errors_only=code < 0)
         if code == 2 and said:
             return said, 2
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
         return f"{ended.name} {how}{': ' + said if said else ''}; its output is in {ended.log}", 1
 
     def _end(self, name: str, executor: SingleThreadedExecutor | None) -> None:
@@ -229,9 +255,9 @@ class Supervisor:
             child.process.wait()
 
 
-def _last_line(log: Path) -> str:
-    """The last thing a node said, without the logger's prefix."""
+def _last_line(log: Path, errors_only: bool = False) -> str:
+    """The last thing a node said, without the logger's prefix; errors come first."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith(("[ERROR]", "[FATAL]"))]
-    said = (errors or lines or [""])[-1]
+    said = (errors or ([] if errors_only else lines) or [""])[-1]
     return said.split("]: ", 1)[1] if said.startswith("[") and "]: " in said else said

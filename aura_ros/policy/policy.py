@@ -185,6 +185,9 @@ def load_memory(
         dk=state_size,
         dv=state_size,
         residual=True,
+        # Training starts from an open gate (+1) so that it learns what to write; an untrained one that is
+        # deployed had better show both of its decisions.
+        gate_bias_init=0.0,
         memory_step_period=memory_step_period or info.action.horizon,
         seed=seed,
     )

@@ -1,0 +1,136 @@
+"""Checks of what `aura sim` was given, all of them before anything is started or written."""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from aura_ros.config import check_value
+from aura_ros.errors import UserError
+from aura_ros.nodes.policy_config import PolicyNodeConfig
+from aura_ros.report.bag import incomplete
+
+MAX_DOMAIN = 232  # the highest whose ports exist
+QUICK_DISCOVERY = "fastdds_fast_discovery.xml"
+
+
+def node_config(config_type: Any, file: Path, node: str, given: dict[str, Any]) -> Any:
+    """The node's configuration: defaults, the YAML's values, then what was given; checked as a whole."""
+    fields = {f.name: f for f in dataclasses.fields(config_type)}
+    for name, value in given.items():
+        check_value(fields[name], value)
+    document = yaml.safe_load(file.read_text())
+    values = {k.replace(".", "__"): v for k, v in document[f"/**/{node}"]["ros__parameters"].items()}
+    known = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items() if k in fields}
+    return config_type(**{**known, **given})
+
+
+def check_policy_files(config: PolicyNodeConfig) -> None:
+    """Raises UserError for files that the policy would refuse, before the simulator's ten seconds of building."""
+    if config.checkpoint and not Path(config.checkpoint).exists():
+        raise UserError(f"checkpoint '{config.checkpoint}' does not exist; give an existing file or folder")
+    if config.backbone == "openvla_oft" and not config.checkpoint:
+        raise UserError("backbone 'openvla_oft' has no checkpoint; give the path of its .safetensors file")
+    if config.memory__checkpoint:
+        from aura_ros.memory.checkpoint import load_checkpoint
+
+        load_checkpoint(config.memory__checkpoint)
+
+
+def check_json(path: Path) -> None:
+    """Raises UserError unless the file can be written."""
+    reason = "is a folder" if path.is_dir() else _why_not_writable(path.resolve().parent)
+    if reason:
+        raise UserError(f"json '{path}' cannot be written ({reason}); give a file in a folder you may write")
+
+
+def check_bag(bag: Path) -> None:
+    """Raises UserError unless the bag directory can be made and hides no older recording."""
+    if bag.exists() and (not bag.is_dir() or any(bag.iterdir())):
+        raise UserError(f"record '{bag}' exists and is not empty; give a new directory or remove it")
+    if incomplete(bag).exists():
+        raise UserError(
+            f"record '{bag}' has an interrupted recording beside it; give a new directory, or make {incomplete(bag)} "
+            "whole with aura_ros.report.bag.repair_bag"
+        )
+    parent = bag.parent
+    while not parent.exists():
+        parent = parent.parent
+    if reason := _why_not_writable(parent):
+        raise UserError(
+            f"record '{bag}' cannot be made in '{parent}' ({reason}); give a directory in a place you may write"
+        )
+
+
+def _why_not_writable(folder: Path) -> str:
+    """Try it, as permissions alone do not tell (a read-only disk, /proc); returns the reason, or nothing."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return ""
+    except OSError as error:
+        return error.strerror or type(error).__name__
+
+
+def check_python(python: str | None) -> str | None:
+    """The interpreter as it is. Raises UserError unless it runs and finds this package."""
+    if python is None:
+        return None
+    try:
+        said = subprocess.run(
+            [python, "-c", "import aura_ros; print(aura_ros.__name__)"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        reason = (
+            "" if "aura_ros" in said.stdout.split() else (said.stderr.splitlines() or ["it is no Python"])[-1]
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        reason = getattr(error, "strerror", "") or "it does not answer"
+    if reason:
+        raise UserError(
+            f"sim_python '{python}' cannot run the simulator ({reason}); give the Python interpreter of an "
+            "environment with aura_ros and LIBERO"
+        )
+    return python
+
+
+@contextmanager
+def ros_domain_of_its_own() -> Iterator[None]:
+    """Hold the ROS domain among this user's `aura sim` runs: two in one would hear each other's topics.
+
+    Raises UserError when another run holds it.
+    """
+    domain = os.environ.get("ROS_DOMAIN_ID") or "0"
+    if not (domain.isdecimal() and int(domain) <= MAX_DOMAIN):
+        raise UserError(f"ROS_DOMAIN_ID '{domain}' is out of range; allowed: 0 to {MAX_DOMAIN}")
+    path = Path(tempfile.gettempdir()) / f"aura_sim_{os.getuid()}_domain_{int(domain)}.lock"
+    with path.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(
+                f"another `aura sim` runs in ROS domain {domain}; wait for its end or set ROS_DOMAIN_ID to another number"
+            ) from None
+        yield
+
+
+def prepare_environment(share: Path) -> None:
+    """Defaults that a person's own settings override: this machine only, quick discovery, rendering off screen."""
+    os.environ.setdefault("ROS_AUTOMATIC_DISCOVERY_RANGE", "LOCALHOST")
+    profile = share / "config" / QUICK_DISCOVERY
+    if profile.is_file():
+        # Fast DDS 2 (up to Jazzy) reads the old name, Fast DDS 3 the new one and warns about the old.
+        old = os.environ.get("ROS_DISTRO") in ("humble", "iron", "jazzy")
+        os.environ.setdefault(f"{'FASTRTPS' if old else 'FASTDDS'}_DEFAULT_PROFILES_FILE", str(profile))
+    os.environ.setdefault("MUJOCO_GL", "osmesa")

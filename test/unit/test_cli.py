@@ -1,0 +1,210 @@
+"""`aura ...`: a mistake is one line and exit 2 before anything starts; help and pipes behave."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from aura_ros import cli, preflight
+from aura_ros.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def aura(monkeypatch, capsys, tmp_path):
+    """Run the command in this process, in an empty folder; returns (exit status, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ROS_DOMAIN_ID", "230")
+    # A check that lets a mistake pass must fail here, not start an episode.
+    monkeypatch.setattr("subprocess.Popen", None)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["aura", *arguments])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        return (end.value.code or 0, *capsys.readouterr())
+
+    return run
+
+
+def program(*arguments: str, **options) -> subprocess.CompletedProcess:
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "aura_ros.cli", *arguments]
+    return subprocess.run(command, text=True, timeout=60, env=env, **options)
+
+
+MISTAKES = {
+    "suite": (["--suite", "libero_11"], "suite 'libero_11'", "libero_spatial, libero_object"),
+    "task too high": (["--task", "10"], "task 10", "0..9"),
+    "task negative": (["--task", "-1"], "task -1", "0..9"),
+    "task of another suite": (["--suite", "libero_90", "--task", "90"], "task 90", "0..89"),
+    "task a word": (["--task", "abc"], "task 'abc'", "whole number"),
+    "task a fraction": (["--task", "1.5"], "task '1.5'", "whole number"),
+    "task empty": (["--task", ""], "task ''", "whole number"),
+    "init state": (["--init-state", "50"], "init_state 50", "0..49"),
+    "seed": (["--seed", "-1"], "seed -1", "0 to 4294967295"),
+    "policy seed": (["--policy-seed", "-1"], "policy_seed -1", "0 to 2147483647"),
+    "max steps": (["--max-steps", "-5"], "max_steps -5", "0 to 100000"),
+    "image size": (["--image-size", "1"], "image_size 1", "16 to 1024"),
+    "rate": (["--rate", "nan"], "rate nan", "0.0 to 1000.0"),
+    "backbone": (["--backbone", "resnet"], "backbone 'resnet'", "compact, openvla_oft"),
+    "backbone without weights": (["--backbone", "openvla_oft"], "openvla_oft", ".safetensors"),
+    "dtype": (["--dtype", "int8"], "dtype 'int8'", "float32, bfloat16"),
+    "checkpoint": (["--checkpoint", "/no/where"], "checkpoint '/no/where'", "existing"),
+    "memory": (["--memory-checkpoint", "/no/where"], "memory checkpoint '/no/where'", "give the path"),
+    "memory size": (["--memory-state-dim", "0"], "memory_state_dim 0", "1 to 1024"),
+    "threshold": (["--gate-threshold", "2"], "gate_threshold 2.0", "-1.0 to 1.0"),
+    "action limit": (["--action-limit", "0"], "action_limit 0.0", "0.01 to"),
+    "record into a file": (["--record", __file__], __file__, "new directory"),
+    "record into a full folder": (["--record", str(ROOT)], str(ROOT), "new directory"),
+    "record where nothing can be": (["--record", "/proc/x/bag"], "/proc/x/bag", "place you may write"),
+    "json in a missing folder": (["--json", "/no/where/a.json"], "/no/where/a.json", "may write"),
+    "json where nothing can be": (["--json", "/proc/a.json"], "/proc/a.json", "may write"),
+    "json a folder": (["--json", str(ROOT)], str(ROOT), "may write"),
+    "option": (["--tusk", "3"], "--tusk", "aura sim --help"),
+    "option without value": (["--task"], "--task", "aura sim --help"),
+    "argument": (["libero_10"], "libero_10", "aura sim --help"),
+}
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_mistake_is_one_line_naming_value_and_remedy_and_nothing_is_left(aura, case, tmp_path):
+    arguments, value, allowed = MISTAKES[case]
+    status, said, mistake = aura("sim", *arguments)
+    assert (status, said) == (2, "")
+    assert mistake.startswith("aura: ")
+    assert mistake.count("\n") == 1
+    assert value in mistake
+    assert allowed in mistake
+    assert "__" not in mistake.replace(__file__, ""), "a field's name that is no option"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("arguments", [[], ["simulate"], ["--task", "3"]], ids=["none", "unknown", "option"])
+def test_missing_or_unknown_command_is_one_line_with_the_commands(aura, arguments):
+    status, _, mistake = aura(*arguments)
+    assert status == 2
+    assert mistake.count("\n") == 1
+    assert "sim, doctor" in mistake
+    assert mistake.rstrip().endswith("(see: aura --help)")
+
+
+def test_file_that_is_no_memory_is_refused_before_the_simulator_starts(aura, tmp_path):
+    (tmp_path / "text.safetensors").write_text("not a memory")
+    save_file({"w": np.zeros(3, np.float32)}, tmp_path / "other.safetensors")
+    for name in ("text.safetensors", "other.safetensors"):
+        status, _, mistake = aura("sim", "--memory-checkpoint", name)
+        assert (status, mistake.count("\n")) == (2, 1)
+        assert f"memory checkpoint '{name}'" in mistake
+
+
+def test_interrupted_recording_beside_the_bag_is_refused_and_kept(aura, tmp_path):
+    kept = tmp_path / "bag.incomplete" / "bag_0.mcap"
+    kept.parent.mkdir()
+    kept.write_text("an hour of data")
+    status, _, mistake = aura("sim", "--record", "bag")
+    assert (status, mistake.count("\n")) == (2, 1)
+    assert "repair_bag" in mistake
+    assert kept.read_text() == "an hour of data"
+
+
+@pytest.mark.parametrize("domain", ["233", "-1", "one"])
+def test_ros_domain_that_does_not_exist_is_one_line(aura, monkeypatch, domain):
+    monkeypatch.setenv("ROS_DOMAIN_ID", domain)
+    status, _, mistake = aura("sim")
+    assert (status, mistake.count("\n")) == (2, 1)
+    assert f"ROS_DOMAIN_ID '{domain}' is out of range; allowed: 0 to 232" in mistake
+
+
+def test_second_run_in_a_ros_domain_is_refused(aura):
+    with preflight.ros_domain_of_its_own():
+        status, _, mistake = aura("sim")
+    assert (status, mistake.count("\n")) == (2, 1)
+    assert "another `aura sim` runs in ROS domain 230" in mistake
+
+
+def test_ros_domain_is_free_again_after_a_run(monkeypatch):
+    monkeypatch.setenv("ROS_DOMAIN_ID", "231")
+    for _ in range(2):
+        with preflight.ros_domain_of_its_own():
+            pass
+
+
+@pytest.mark.parametrize("python", ["/no/such/python", "/bin/true", "/etc/passwd"])
+def test_interpreter_of_the_simulator_that_is_none_is_refused(python):
+    with pytest.raises(UserError, match=f"sim_python '{python}' cannot run the simulator"):
+        preflight.check_python(python)
+
+
+def test_interpreter_with_the_package_is_accepted():
+    assert preflight.check_python(sys.executable) == sys.executable
+
+
+def test_mistake_of_the_program_has_no_traceback_and_takes_no_time():
+    run = program("sim", "--task", "10", capture_output=True)
+    assert (run.returncode, run.stdout) == (2, "")
+    assert run.stderr == "aura: task 10 is out of range; allowed are the whole numbers 0..9 in libero_10\n"
+
+
+@pytest.mark.parametrize("columns", ["40", "80", "200"])
+def test_help_fits_the_terminal_and_shows_defaults(columns):
+    run = program("sim", "--help", capture_output=True)
+    assert run.returncode == 0
+    for text in ("--suite STR", "(default: libero_10)", "--record PATH", "runs/<time>/bag"):
+        assert text in run.stdout
+    narrow = subprocess.run(
+        [sys.executable, "-m", "aura_ros.cli", "sim", "--help"],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": columns}, text=True, capture_output=True,
+    )  # fmt: skip
+    box = [line for line in narrow.stdout.splitlines() if line.startswith(("│", "╭", "╰"))]
+    assert box
+    assert max(map(len, box)) <= int(columns)
+    assert "None" not in narrow.stdout
+
+
+def test_reader_that_goes_away_is_no_error():
+    reader, writer = os.pipe()
+    os.close(reader)
+    run = program("sim", "--help", stdout=writer, stderr=subprocess.PIPE)
+    os.close(writer)
+    assert (run.returncode, run.stderr) == (0, "")
+
+
+def test_action_limit_reaches_policy_and_simulator(monkeypatch, tmp_path):
+    plans = []
+
+    class StopError(Exception):
+        pass
+
+    def supervisor(plan, *_):
+        plans.append(plan)
+        raise StopError
+
+    pytest.importorskip("rclpy", reason="rclpy is not installed")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ROS_DOMAIN_ID", "232")
+    monkeypatch.setattr("aura_ros.nodes.supervisor.Supervisor", supervisor)
+    command = cli.parse(["sim", "--action-limit", "5", "--seed", "3", "--policy-seed", "4"])
+    with pytest.raises(StopError):
+        cli.run_sim(command)
+    assert plans[0].parameters["libero_sim"] == {"seed": 3, "action_limit": 5.0}
+    assert plans[0].parameters["policy_node"]["action_limit"] == 5.0
+    assert plans[0].parameters["policy_node"]["seed"] == 4
+
+
+def test_signals_are_counted_during_a_run_and_handled_as_before_after_it():
+    from aura_ros.sim_run import Interrupts
+
+    before = signal.getsignal(signal.SIGTERM)
+    with Interrupts() as interrupted:
+        assert not interrupted()
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGTERM)
+        assert interrupted.count == 2
+    assert signal.getsignal(signal.SIGTERM) is before
