@@ -164,7 +164,10 @@ def parse(arguments: list[str]) -> Any:
 
 
 def main() -> None:
-    """Entry point of the `aura` command: 0 done, 1 failed, 2 a mistake in what was given (one line says which)."""
+    """Entry point of the `aura` command: 0 done, 1 failed, 2 a mistake in what was given (one line says which).
+
+    `aura sim` ends with 0 on INT and TERM, as its episode until then is whole; the others with 130 on INT.
+    """
     try:
         command = parse(sys.argv[1:])
         status = RUNNERS[type(command)](command)
@@ -172,6 +175,8 @@ def main() -> None:
     except UserError as mistake:
         sys.stderr.write(f"aura: {mistake}\n")
         status = 2
+    except KeyboardInterrupt:
+        status = 130
     except BrokenPipeError:
         # The reader of our output went away (`aura ... | head`).
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -137,8 +137,9 @@ def _conclude(outcome: Any, bag: Path, json_path: Path | None, console: Console)
         code = 1  # found out on the way, such as a full disk: what was recorded stays
     if not bag.is_dir():
         if unfinished.is_dir():
-            problem = f"{problem or 'the recording was not finished'}; what was recorded is in {unfinished}"
-            code = code or 1
+            problem, code = problem or "the recording was not finished", code or 1
+            if str(unfinished) not in problem:
+                problem += f"; what was recorded is in {unfinished}"
         elif outcome.interrupted:
             problem = "interrupted before anything was recorded"
     if problem:

@@ -5,6 +5,7 @@ No rclpy here: the node injects clocks, inputs and what to do with a result.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -106,6 +107,7 @@ class PolicyWorker:
         self._steps_before = self._writes_before = 0  # this epoch
         self._last_now_ns: int | None = None
         self._next_query_ns = 0
+        self.answered_at = -math.inf  # steady clock, seconds
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="policy-worker", daemon=True)
         self.new_epoch("start")
@@ -384,6 +386,7 @@ class PolicyWorker:
             )
             self.sequence += 1
             self.queries += 1
+            self.answered_at = time.monotonic()
             # Also without a chunk the stamp is used up: the memory has seen it.
             self._lockstep.answered(ready.stamp_ns, self._publish(result, self.enabled))
             if isinstance(step, ActionRejected):
