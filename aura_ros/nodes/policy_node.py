@@ -205,6 +205,11 @@ class PolicyNode(LifecycleNode):
         self._heartbeat.join(timeout=1.0)
         self._free()
 
+    def destroy_node(self) -> None:
+        """Leave the graph at once: rclpy keeps a lifecycle node visible until its state machine is collected."""
+        super().destroy_node()
+        self._state_machine.destroy_when_not_in_use()
+
     # -- in: each callback stores and returns ----------------------------------------------------------------
 
     def _on_instruction(self, msg: String) -> None:
