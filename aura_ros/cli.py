@@ -14,8 +14,8 @@ from typing import Annotated, Any, get_type_hints
 
 import tyro
 
-from aura_ros.config import from_text
 from aura_ros.errors import UserError
+from aura_ros.nodes.options import POLICY_OPTIONS, SIM_OPTIONS, read_options
 from aura_ros.nodes.policy_config import PolicyNodeConfig
 from aura_ros.nodes.sim_config import SimNodeConfig
 
@@ -46,36 +46,6 @@ def _options(config_type: Any, **names: str) -> list[tuple[str, Any, Any]]:
         options.append((option, hint, dataclasses.field(default=NOT_GIVEN)))
     return options
 
-
-def _given(command: Any, config_type: Any, options: dict[str, str]) -> dict[str, Any]:
-    """Values of the options that were given, by field. Raises UserError naming the option."""
-    values = {}
-    for option, name in options.items():
-        text = getattr(command, option)
-        if text == NOT_GIVEN:
-            continue
-        try:
-            values[name] = from_text(config_type, name, text)
-        except UserError as mistake:
-            # The field `gate__threshold` is the parameter gate.threshold and the option --gate-threshold.
-            names = re.escape(name).replace("__", r"(__|\.)")
-            raise UserError(re.sub(names, option, str(mistake), count=1)) from None
-    return values
-
-
-SIM_OPTIONS = {n: n for n in ("suite", "task", "init_state", "seed", "max_steps", "image_size", "rate")}
-POLICY_OPTIONS = {
-    "backbone": "backbone",
-    "checkpoint": "checkpoint",
-    "device": "device",
-    "dtype": "dtype",
-    "unnorm_key": "unnorm_key",
-    "policy_seed": "seed",
-    "memory_checkpoint": "memory__checkpoint",
-    "memory_state_dim": "memory__state_dim",
-    "gate_threshold": "gate__threshold",
-    "action_limit": "action_limit",
-}
 
 Sim = dataclasses.make_dataclass(
     "Sim",
@@ -127,8 +97,8 @@ def run_sim(command: Any) -> int:
     from aura_ros.sim_run import run_sim as run
 
     return run(
-        sim=_given(command, SimNodeConfig, SIM_OPTIONS),
-        policy=_given(command, PolicyNodeConfig, POLICY_OPTIONS),
+        sim=read_options(vars(command), SimNodeConfig, SIM_OPTIONS, NOT_GIVEN),
+        policy=read_options(vars(command), PolicyNodeConfig, POLICY_OPTIONS, NOT_GIVEN),
         record=command.record,
         record_images=command.record_images,
         json_path=command.json,
@@ -177,6 +147,11 @@ def main() -> None:
         status = 2
     except KeyboardInterrupt:
         status = 130
+    except PermissionError as refused:
+        sys.stderr.write(
+            f"aura: '{refused.filename}' may not be read or written by you; give a place that may\n"
+        )
+        status = 2
     except BrokenPipeError:
         # The reader of our output went away (`aura ... | head`).
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

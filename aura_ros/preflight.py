@@ -36,8 +36,7 @@ def node_config(config_type: Any, file: Path, node: str, given: dict[str, Any]) 
 
 def check_policy_files(config: PolicyNodeConfig) -> None:
     """Raises UserError for files that the policy would refuse, before the simulator's ten seconds of building."""
-    if config.checkpoint and not Path(config.checkpoint).exists():
-        raise UserError(f"checkpoint '{config.checkpoint}' does not exist; give an existing file or folder")
+    config.check_files()
     if config.backbone == "openvla_oft" and not config.checkpoint:
         raise UserError("backbone 'openvla_oft' has no checkpoint; give the path of its .safetensors file")
     if config.memory__checkpoint:
@@ -115,7 +114,12 @@ def ros_domain_of_its_own() -> Iterator[None]:
     if not (domain.isdecimal() and int(domain) <= MAX_DOMAIN):
         raise UserError(f"ROS_DOMAIN_ID '{domain}' is out of range; allowed: 0 to {MAX_DOMAIN}")
     path = Path(tempfile.gettempdir()) / f"aura_sim_{os.getuid()}_domain_{int(domain)}.lock"
-    with path.open("w") as lock:
+    try:
+        # A name that others can guess, in a folder that others can write: no links are followed.
+        lock = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise UserError(f"lock '{path}' cannot be opened ({error.strerror}); remove it") from None
+    try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -123,6 +127,8 @@ def ros_domain_of_its_own() -> Iterator[None]:
                 f"another `aura sim` runs in ROS domain {domain}; wait for its end or set ROS_DOMAIN_ID to another number"
             ) from None
         yield
+    finally:
+        os.close(lock)
 
 
 def prepare_environment(share: Path) -> None:

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from aura_ros.errors import UserError
+from aura_ros.nodes.options import same_limit
 from aura_ros.nodes.policy_config import PolicyNodeConfig
 from aura_ros.nodes.sim_config import SimNodeConfig
 from aura_ros.preflight import (
@@ -28,8 +29,9 @@ from aura_ros.preflight import (
 )
 from aura_ros.report.bag import incomplete, target
 from aura_ros.share import share_directory
+from aura_ros.types import LIBERO_ACTION_SPEC
 
-CONTROL_PERIOD_S = 0.05
+CONTROL_PERIOD_S = LIBERO_ACTION_SPEC.period_s
 
 
 class Interrupts:
@@ -72,9 +74,7 @@ def run_sim(
     with Interrupts() as interrupted:
         share = share_directory()
         config_file = share / "config" / "libero_sim.yaml"
-        if "action_limit" in policy:
-            # Else the simulator would refuse what the policy was allowed.
-            sim = {**sim, "action_limit": policy["action_limit"]}
+        sim = same_limit(sim, policy)
         sim_config = node_config(SimNodeConfig, config_file, "libero_sim", sim)
         policy_config = node_config(PolicyNodeConfig, config_file, "policy_node", policy)
         run_directory = Path("runs") / time.strftime("%Y%m%d-%H%M%S")
@@ -107,7 +107,7 @@ def run_sim(
                     "libero_sim": sim,
                     "policy_node": {
                         **{k.replace("__", "."): v for k, v in policy.items()},
-                        "wait_for_gate_subscribers": 2,
+                        "wait_for_recorder": "gate_recorder",
                     },
                     "gate_recorder": {"output": str(bag), "record_images": record_images},
                 },

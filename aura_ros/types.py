@@ -129,6 +129,7 @@ class BackboneInfo:
     cameras: the images it needs, in the order it was trained on.
     checkpoint, checkpoint_hash: identity and sha256 (hex) of the weights in use.
     trained: False for a seeded random initialisation, so that summaries can say so.
+    binary_columns: action columns that are either 0 or 1 (a gripper), decided at 0.5.
     image_rotation: what preprocessing does to the true view, in words (e.g. "mirror left-right").
     """
 
@@ -142,6 +143,7 @@ class BackboneInfo:
     parameters: int
     trained: bool
     image_rotation: str = "none"
+    binary_columns: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

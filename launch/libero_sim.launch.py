@@ -17,34 +17,16 @@ from launch_ros.event_handlers import OnStateTransition
 from launch_ros.events.lifecycle import ChangeState
 from lifecycle_msgs.msg import Transition
 
-from aura_ros.config import from_text
+from aura_ros.nodes.options import POLICY_OPTIONS, SIM_OPTIONS, read_options, same_limit
 from aura_ros.nodes.policy_config import PolicyNodeConfig
 from aura_ros.nodes.sim_config import SimNodeConfig
 from aura_ros.share import share_directory
 
-# argument -> field of the node's configuration, which knows type, range and meaning
-SIM_ARGUMENTS = {
-    name: name for name in ("suite", "task", "init_state", "seed", "max_steps", "image_size", "rate")
-}
-POLICY_ARGUMENTS = {
-    "backbone": "backbone",
-    "checkpoint": "checkpoint",
-    "device": "device",
-    "dtype": "dtype",
-    "unnorm_key": "unnorm_key",
-    "policy_seed": "seed",
-    "memory_checkpoint": "memory__checkpoint",
-    "memory_state_dim": "memory__state_dim",
-    "gate_threshold": "gate__threshold",
-}
 
-
-def given(context, config_type, arguments):
+def given(context, config_type, options):
     """The node's parameters for the arguments that were given."""
-    texts = {field: context.launch_configurations[name] for name, field in arguments.items()}
-    return {
-        field.replace("__", "."): from_text(config_type, field, text) for field, text in texts.items() if text
-    }
+    values = read_options(context.launch_configurations, config_type, options, not_given="")
+    return {field.replace("__", "."): value for field, value in values.items()}
 
 
 def bag_directory(text):
@@ -58,15 +40,15 @@ def bag_directory(text):
 
 def set_up(context):
     config = str(share_directory() / "config" / "libero_sim.yaml")
-    sim_parameters = given(context, SimNodeConfig, SIM_ARGUMENTS)
-    policy_parameters = given(context, PolicyNodeConfig, POLICY_ARGUMENTS)
+    policy_parameters = given(context, PolicyNodeConfig, POLICY_OPTIONS)
+    sim_parameters = same_limit(given(context, SimNodeConfig, SIM_OPTIONS), policy_parameters)
     # An episode or a file that does not exist is refused before anything starts.
     SimNodeConfig(**sim_parameters)
     PolicyNodeConfig(**{name.replace(".", "__"): v for name, v in policy_parameters.items()}).check_files()
     namespace = context.launch_configurations["namespace"]
     sim_python = context.launch_configurations["sim_python"]
     bag = bag_directory(context.launch_configurations["record"])
-    policy_parameters["wait_for_gate_subscribers"] = 0 if bag is None else 1
+    policy_parameters["wait_for_recorder"] = "" if bag is None else "gate_recorder"
 
     policy = LifecycleNode(
         package="aura_ros",
@@ -132,17 +114,17 @@ def set_up(context):
 
 
 def generate_launch_description():
-    def described(config_type, arguments):
+    def described(config_type, options):
         fields = config_type.__dataclass_fields__
         return [
             DeclareLaunchArgument(name, default_value="", description=fields[field].metadata["description"])
-            for name, field in arguments.items()
+            for name, field in options.items()
         ]
 
     return LaunchDescription(
         [
-            *described(SimNodeConfig, SIM_ARGUMENTS),
-            *described(PolicyNodeConfig, POLICY_ARGUMENTS),
+            *described(SimNodeConfig, SIM_OPTIONS),
+            *described(PolicyNodeConfig, POLICY_OPTIONS),
             DeclareLaunchArgument(
                 "record", default_value="", description="bag directory, true (runs/<time>/bag) or false"
             ),

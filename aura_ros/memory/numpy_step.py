@@ -41,6 +41,7 @@ class MemoryStep:
     fired: whether the gate or schedule (or `force`) decided to write. probability: p, in 0..1.
     surprise: ||k^T W - v||^2 before the write; surprise_normalised: by the training's running statistics.
     output: float32 [out_dim], valid until the next step. written_bytes: size of W if W changed, else 0.
+    threshold: the one that p was compared with.
     """
 
     fired: bool
@@ -49,6 +50,7 @@ class MemoryStep:
     surprise_normalised: float
     output: FloatArray
     written_bytes: int
+    threshold: float
 
 
 class NumpyMemory:
@@ -146,9 +148,10 @@ class NumpyMemory:
             if not self._has_fast_weights:
                 output = self._run_head()
                 self._steps += 1
-                return MemoryStep(False, 0.0, 0.0, 0.0, output, 0)
+                return MemoryStep(False, 0.0, 0.0, 0.0, output, 0, self._threshold)
             surprise, normalised = self._recall()
-            probability, fired = self._decide(normalised)
+            threshold = self._threshold  # once: another thread may set it
+            probability, fired = self._decide(normalised, threshold)
             if force is not None:
                 fired = bool(force)
             output = self._run_head()
@@ -161,7 +164,7 @@ class NumpyMemory:
             written = self._weights.nbytes
         self._previous_read[:] = self._read
         self._steps += 1
-        return MemoryStep(fired, probability, surprise, normalised, output, written)
+        return MemoryStep(fired, probability, surprise, normalised, output, written, threshold)
 
     def _check_input(self, hidden: FloatArray, force: bool | None) -> None:
         if hidden.dtype != np.float32 or hidden.shape != (self._config.input_dim,):
@@ -201,7 +204,7 @@ class NumpyMemory:
             raise _overflow("the surprise")
         return surprise, normalised
 
-    def _decide(self, normalised: float) -> tuple[float, bool]:
+    def _decide(self, normalised: float, threshold: float) -> tuple[float, bool]:
         """Probability of a write, and whether to write."""
         config = self._config
         if self._gated:
@@ -214,7 +217,7 @@ class NumpyMemory:
             if not math.isfinite(logit):
                 raise _overflow("the gate")
             probability = sigmoid(logit / config.temperature)
-            return probability, probability > self._threshold
+            return probability, probability > threshold
         if config.variant in ALWAYS_WRITE_VARIANTS:
             return 1.0, True
         if config.variant is Variant.RANDOM_WRITE:
@@ -259,11 +262,8 @@ class NumpyMemory:
             "episode": np.array(self._episode, dtype=np.int64),
         }
 
-    def load_state_dict(self, state: Mapping[str, npt.NDArray[np.generic]]) -> None:
-        """Go on from a saved state.
-
-        Raises UserError, the state untouched, on a wrong name, shape, dtype or value.
-        """
+    def check_state(self, state: Mapping[str, npt.NDArray[np.generic]]) -> None:
+        """Raise UserError on a wrong name, shape, dtype or value; reads nothing that a step changes."""
         current = self.state_dict()
         if set(state) != set(current):
             raise UserError(f"memory state has {sorted(state)}; expected {sorted(current)}")
@@ -278,6 +278,10 @@ class NumpyMemory:
                 raise UserError(
                     f"memory state: {name} holds NaN, infinity or a negative count; reset instead"
                 )
+
+    def load_state_dict(self, state: Mapping[str, npt.NDArray[np.generic]]) -> None:
+        """Go on from a saved state. Raises UserError, the state untouched, as `check_state` does."""
+        self.check_state(state)
         np.copyto(self._weights, state["fast_weights"])
         np.copyto(self._previous_read, state["previous_read"])
         self._steps, self._writes = int(state["steps"]), int(state["writes"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import uuid
 from pathlib import Path
@@ -29,17 +30,21 @@ def save_state(memory: NumpyMemory, path: str | os.PathLike[str], epoch: int) ->
 def write_state(state: State, weights_hash: str, path: str | os.PathLike[str], epoch: int) -> None:
     """Write a state taken earlier (`NumpyMemory.state_dict`); otherwise as `save_state`."""
     target = Path(path)
-    if not str(path).strip():
-        raise UserError("path '' names no file; give one, such as memory.safetensors")
+    if not target.name or "\0" in str(path):
+        raise UserError(f"path {str(path)!r} names no file; give one, such as memory.safetensors")
     temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
     metadata = {"format": FORMAT, "weights_hash": weights_hash, "epoch": str(epoch)}
     try:
+        # Whoever may call the service must not be able to replace other files of this user.
+        if target.exists() and not _is_state(target):
+            raise UserError(f"'{target}' exists and is no memory state; give another path or remove it")
         save_file(dict(state), temporary, metadata)
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
         os.replace(temporary, target)
     except (OSError, SafetensorError) as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
         reason = " ".join(str(error).split())
         raise UserError(
             f"cannot write memory state to '{target}' ({reason}); give a path in a writable folder"
@@ -57,22 +62,38 @@ def load_state(memory: NumpyMemory, path: str | os.PathLike[str]) -> None:
 def read_state(weights_hash: str, path: str | os.PathLike[str]) -> State:
     """Read a state for `NumpyMemory.load_state_dict` of a memory of these weights; otherwise as `load_state`."""
     source = Path(path)
-    if not source.is_file():
-        raise UserError(f"memory state '{source}' is not a file; give one written by ~/save_memory")
     try:
+        if "\0" in str(path) or not source.is_file():
+            raise UserError(f"memory state {str(path)!r} is not a file; give one written by ~/save_memory")
+        # The format first: NumPy has no type for some of the tensors that other files hold.
+        metadata = _metadata(source)
+        if metadata.get("format") != FORMAT:
+            raise UserError(
+                f"memory state '{source}' has format {metadata.get('format')!r}; expected {FORMAT!r}"
+            )
         with safe_open(source, framework="numpy") as tensors:
-            metadata = dict(tensors.metadata() or {})
             state = {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118 (no mapping)
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, TypeError, AttributeError) as error:
         reason = " ".join(str(error).split())
         raise UserError(
             f"memory state '{source}' cannot be read ({reason}); it is truncated or of another kind"
         ) from error
-    if metadata.get("format") != FORMAT:
-        raise UserError(f"memory state '{source}' has format {metadata.get('format')!r}; expected {FORMAT!r}")
     if metadata.get("weights_hash") != weights_hash:
         raise UserError(
             f"memory state '{source}' belongs to weights {metadata.get('weights_hash', '')[:12]}, but this memory has "
             f"{weights_hash[:12]}; load it into the memory that saved it"
         )
     return state
+
+
+def _is_state(path: Path) -> bool:
+    try:
+        # Only files: opening a pipe would wait for its other end.
+        return path.is_file() and _metadata(path).get("format") == FORMAT
+    except SafetensorError:
+        return False
+
+
+def _metadata(path: Path) -> dict[str, str]:
+    with safe_open(path, framework="numpy") as tensors:
+        return dict(tensors.metadata() or {})

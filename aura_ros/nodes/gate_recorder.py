@@ -6,14 +6,13 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rclpy.clock import Clock, ClockType
 from rclpy.exceptions import InvalidTopicNameException
 from rclpy.executors import ExternalShutdownException
 from rclpy.node import Node
 from rclpy.qos import DurabilityPolicy, HistoryPolicy, QoSProfile, ReliabilityPolicy
-from rclpy.subscription import MessageInfo
 from rclpy.validate_topic_name import validate_topic_name
 from sensor_msgs.msg import Image
 from std_msgs.msg import Float64, String, UInt64
@@ -26,6 +25,9 @@ from aura_ros.nodes.qos import LATCHED, RELIABLE
 from aura_ros.nodes.runtime import run
 from aura_ros.report.bag import BagTopic, BagWriter
 from aura_ros.report.bag import qos as bag_qos
+
+if TYPE_CHECKING:
+    from rclpy.subscription import MessageInfo  # Kilted; Jazzy hands over a dictionary of the same content
 
 FLUSH_PERIOD_S = 1.0
 # At the end: silence that means that nothing more is on its way, and the longest wait for it.

@@ -53,7 +53,13 @@ class LiberoSim(Node):
         self._epoch = 0
         self._status: PolicyStatus | None = None
         self._status_at = 0.0
-        self._episode_msg = EpisodeStatus()
+        self._episode_msg = EpisodeStatus(
+            suite=self.config.suite,
+            task=self.config.task,
+            init_state=self.config.init_state,
+            seed=self.config.seed,
+        )
+        self._finishing = threading.Lock()
         self._queries = 0
 
         self._clock_pub = self.create_publisher(Clock, "/clock", qos.RELIABLE)
@@ -99,11 +105,6 @@ class LiberoSim(Node):
     def _live(self) -> None:
         try:
             self._run_episode()
-        except EpisodeEndError as end:
-            if not self._stopping.is_set():
-                self.get_logger().error(str(end))
-                self.exit_code = 1
-            self._finish(False, str(end))
         except UserError as mistake:
             self.get_logger().error(str(mistake))
             self.exit_code = 2
@@ -125,40 +126,48 @@ class LiberoSim(Node):
                 f"{time.monotonic() - started:.1f} s, at most {env.max_steps} steps"
             )
             self._begin(env)
-            success = False
-            while not success and env.step_count < env.max_steps:
-                chunk = self._ask(env.observe())
-                success = self._execute(env, chunk)
-            if env.saturated:
-                self.get_logger().warning(
-                    f"{env.saturated} of {env.step_count} actions were beyond 1 controller unit and were executed as 1"
-                )
-            self._finish(success, "success" if success else "max_steps")
+            try:
+                self._play(env)
+            except EpisodeEndError as end:
+                # Told here, since closing the environment takes longer than others may want to wait.
+                if not self._stopping.is_set():
+                    self.get_logger().error(str(end))
+                    self.exit_code = 1
+                self._finish(False, str(end))
+
+    def _play(self, env: LiberoEnv) -> None:
+        success = False
+        while not success and env.step_count < env.max_steps:
+            chunk = self._ask(env.observe())
+            success = self._execute(env, chunk)
+        if env.saturated:
+            self.get_logger().warning(
+                f"{env.saturated} of {env.step_count} actions were beyond 1 controller unit and were executed as 1"
+            )
+        self._finish(success, "success" if success else "max_steps")
 
     def _begin(self, env: LiberoEnv) -> None:
         msg = self._episode_msg
-        msg.phase, msg.suite, msg.task = EpisodeStatus.STARTED, self.config.suite, self.config.task
-        msg.task_name, msg.instruction = env.task_name, env.instruction
-        msg.init_state, msg.seed, msg.max_steps = self.config.init_state, self.config.seed, env.max_steps
+        msg.episode = time.time_ns()
+        msg.phase = EpisodeStatus.STARTED
+        msg.task_name, msg.instruction, msg.max_steps = env.task_name, env.instruction, env.max_steps
         msg.header.stamp = conversions.to_time(START_NS)
         self._publish_clock(START_NS)
         self._instruction_pub.publish(String(data=env.instruction))
         self._episode_pub.publish(msg)
 
     def _finish(self, success: bool, reason: str) -> None:
+        """Tell the end, once: the simulation's thread and `stop` may both come here."""
         msg = self._episode_msg
-        if msg.phase == EpisodeStatus.FINISHED:
-            return
-        msg.phase, msg.success, msg.reason, msg.queries = (
-            EpisodeStatus.FINISHED,
-            success,
-            reason,
-            self._queries,
-        )
-        msg.header.stamp = conversions.to_time(
-            START_NS + msg.steps * round(LIBERO_ACTION_SPEC.period_s * 1e9)
-        )
-        self._episode_pub.publish(msg)
+        with self._finishing:
+            if msg.phase == EpisodeStatus.FINISHED:
+                return
+            msg.phase, msg.success, msg.reason = EpisodeStatus.FINISHED, success, reason
+            msg.queries = self._queries
+            msg.header.stamp = conversions.to_time(
+                START_NS + msg.steps * round(LIBERO_ACTION_SPEC.period_s * 1e9)
+            )
+            self._episode_pub.publish(msg)
         self._episode_pub.wait_for_all_acked(ACK_TIMEOUT)
         self.get_logger().info(f"episode over after {msg.steps} steps: {reason}")
 

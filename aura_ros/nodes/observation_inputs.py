@@ -78,6 +78,10 @@ class ObservationInputs:
         topics: dict[str, type] = {}
         for source in sources:
             kind = PoseStamped if source.joints is None else JointState
+            if source.topic in self.image_streams:
+                raise UserError(
+                    f"proprio.sources use topic '{source.topic}', which carries a camera's images"
+                )
             if topics.setdefault(source.topic, kind) is not kind:
                 raise UserError(
                     f"proprio.sources use topic '{source.topic}' both as a pose and as joints; one topic has one type"
@@ -86,10 +90,14 @@ class ObservationInputs:
         self._node = node
         self._subscriptions: list[Any] = []
         image_type, suffix = (CompressedImage, "/compressed") if compressed else (Image, "")
-        for stream in self.image_streams:
-            self._subscribe(image_type, stream + suffix, stream, qos)
-        for topic, kind in topics.items():
-            self._subscribe(kind, topic, topic, qos)
+        try:
+            for stream in self.image_streams:
+                self._subscribe(image_type, stream + suffix, stream, qos)
+            for topic, kind in topics.items():
+                self._subscribe(kind, topic, topic, qos)
+        except Exception:
+            self.close()  # a node that stays unconfigured keeps nothing
+            raise
 
     def _subscribe(self, kind: type, topic: str, stream: str, qos: QoSProfile) -> None:
         def store(msg: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from aura_ros.backbones.registry import BACKBONES, DTYPES
 from aura_ros.config import check_fields, option
 from aura_ros.errors import UserError
 
@@ -25,11 +26,11 @@ class PolicyNodeConfig:
     backbone: str = option(
         "compact",
         "the frozen policy: a small one for CPUs, or OpenVLA-OFT",
-        choices=("compact", "openvla_oft"),
+        choices=BACKBONES,
     )
     checkpoint: str = option("", "weights of the backbone; empty: seeded random ones (compact only)")
     device: str = option("cpu", "where the backbone runs: cpu, cuda or cuda:<n>")
-    dtype: str = option("float32", "of the backbone's parameters", choices=("float32", "bfloat16"))
+    dtype: str = option("float32", "of the backbone's parameters", choices=DTYPES)
     unnorm_key: str = option("", "entry of the checkpoint's statistics; empty: the only one there is")
     seed: int = option(0, "of random weights", minimum=0, maximum=2**31 - 1)
     torch_threads: int = option(
@@ -107,11 +108,8 @@ class PolicyNodeConfig:
         1000, "queries that the latency percentiles are taken over", minimum=1, maximum=1_000_000
     )
     publish_latent: bool = option(False, "publish the hidden state on ~/latent, to train memories from bags")
-    wait_for_gate_subscribers: int = option(
-        0,
-        "hold before the first query until so many subscribers (a recorder) listen to ~/gate",
-        minimum=0,
-        maximum=64,
+    wait_for_recorder: str = option(
+        "", "node that must listen to ~/gate and action_chunk before the first query; empty: wait for nobody"
     )
     exit_on_configure_failure: bool = option(
         False, "end the process with status 2 when configuring fails, so that a launch file can shut down"
@@ -129,5 +127,11 @@ class PolicyNodeConfig:
     def check_files(self) -> None:
         """Refuse paths that do not exist, before anything heavy is started. Raises UserError."""
         for what, path in (("checkpoint", self.checkpoint), ("memory checkpoint", self.memory__checkpoint)):
-            if path and not Path(path).exists():
+            try:
+                found = not path or Path(path).exists()
+            except OSError as error:
+                raise UserError(
+                    f"{what} '{path}' cannot be looked at ({error.strerror}); give a readable one"
+                ) from None
+            if not found:
                 raise UserError(f"{what} '{path}' does not exist; give an existing file or folder")

@@ -8,10 +8,11 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from diagnostic_msgs.msg import DiagnosticArray
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
+from rclpy.qos import DurabilityPolicy
 from std_msgs.msg import Float64, String, UInt64
 from std_srvs.srv import SetBool, Trigger
 
@@ -25,6 +26,9 @@ from aura_ros.nodes.policy_worker import PolicyWorker, Stepped
 from aura_ros.nodes.runtime import run
 from aura_ros.srv import LoadMemory, SaveMemory
 
+if TYPE_CHECKING:
+    from aura_ros.policy import Policy
+
 HEARTBEAT_S = 0.2
 DIAGNOSTICS_EVERY = 5  # heartbeats: 1 Hz
 
@@ -32,7 +36,7 @@ DIAGNOSTICS_EVERY = 5  # heartbeats: 1 Hz
 class PolicyNode(LifecycleNode):
     """Newest camera frames, proprioception and instruction in; action chunk, gate events and status out.
 
-    configure loads the backbone and the memory, activate warms them up; see `config/policy.yaml` for the parameters.
+    configure loads the backbone and the memory, activate warms them up; see `PolicyNodeConfig` for the parameters.
     Raises UserError at construction for a parameter that cannot be right.
     """
 
@@ -40,6 +44,9 @@ class PolicyNode(LifecycleNode):
         super().__init__("policy_node", **node_options)
         self.finished = threading.Event()
         self.exit_code = 0
+        # While true, INT and TERM end the process at once: nothing moves yet, and loading may take minutes.
+        self.loading = False
+        self._heard_by_recorder = True
         self.config = parameters.declare(self, PolicyNodeConfig)
         self._sources = tuple(ProprioSource.parse(text) for text in self.config.proprio__sources)
         self.worker: PolicyWorker | None = None
@@ -75,6 +82,7 @@ class PolicyNode(LifecycleNode):
 
     def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Load backbone and memory; on failure free what was taken and stay unconfigured."""
+        self.loading = True
         try:
             self._configure()
         except Exception as error:
@@ -84,17 +92,23 @@ class PolicyNode(LifecycleNode):
                 self.exit_code = 2 if isinstance(error, UserError) else 1
                 self.finished.set()
             return TransitionCallbackReturn.FAILURE
+        finally:
+            self.loading = False
         self._problem = ""
         return super().on_configure(state)
 
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Warm the model up, then look at observations. The warm-up enters neither memory nor statistics."""
         assert self.worker is not None
+        self.loading = True
         try:
-            self.worker.policy.warm_up()
+            self.worker.warm_up()
         except Exception as error:
             self._report("start-up check failed", error)
             return TransitionCallbackReturn.FAILURE
+        finally:
+            self.loading = False
+        self._heard_by_recorder = not self.config.wait_for_recorder
         self._problem = ""
         self.worker.set_active(True)
         return super().on_activate(state)
@@ -136,10 +150,24 @@ class PolicyNode(LifecycleNode):
             memory_step_period=config.memory_step_period or None,
             action_limit=config.action_limit,
         )
-        info = policy.backbone.info
+        try:
+            self._attach(policy)
+        except Exception:
+            policy.close()
+            raise
+        info, memory = policy.backbone.info, policy.memory
+        weights = "trained" if info.trained else "seeded random weights: its actions mean nothing"
+        self.get_logger().info(
+            f"backbone {info.name} ({info.checkpoint}, {info.parameters / 1e6:.1f} M parameters, {weights}), memory "
+            f"{memory.config.variant.value} of {memory.state_bytes} bytes, loaded in "
+            f"{time.perf_counter() - started:.1f} s"
+        )
+
+    def _attach(self, policy: Policy) -> None:
+        """Subscribe to what the policy needs and start its worker."""
+        config, info = self.config, policy.backbone.info
         dim = sum(source.dim for source in self._sources)
         if dim != info.proprio_dim:
-            policy.backbone.close()
             raise UserError(
                 f"proprio.sources make {dim} values, but backbone '{info.name}' was trained on {info.proprio_dim}; "
                 "list the parts it was trained on, in order"
@@ -161,7 +189,7 @@ class PolicyNode(LifecycleNode):
             config,
             publish=self._publish,
             repeat=self._chunk_pub.publish,
-            listeners=self._gate_pub.get_subscription_count,
+            listening=self._recorder_listens,
             on_epoch=self._publish_info,
             now_ns=self._now_ns,
             log=_Log(self.get_logger()),
@@ -171,12 +199,6 @@ class PolicyNode(LifecycleNode):
         if self._episode is not None:
             self._on_episode(self._episode)
         self.worker.start()
-        weights = "trained" if info.trained else "seeded random weights: its actions mean nothing"
-        self.get_logger().info(
-            f"backbone {info.name} ({info.checkpoint}, {info.parameters / 1e6:.1f} M parameters, {weights}), memory "
-            f"{policy.memory.config.variant.value} of {policy.memory.state_bytes} bytes, loaded in "
-            f"{time.perf_counter() - started:.1f} s"
-        )
 
     def _report(self, what: str, error: Exception) -> None:
         if isinstance(error, UserError):
@@ -223,7 +245,7 @@ class PolicyNode(LifecycleNode):
             return
         if msg.phase == EpisodeStatus.STARTED:
             stamp_ns = conversions.to_ns(msg.header.stamp)
-            self.worker.episode_started(stamp_ns, msg.episode, msg.task, msg.init_state, msg.seed)
+            self.worker.episode_started(stamp_ns, msg.episode, msg.suite, msg.task, msg.init_state, msg.seed)
         elif msg.phase == EpisodeStatus.FINISHED:
             self.worker.episode_finished()
 
@@ -263,9 +285,11 @@ class PolicyNode(LifecycleNode):
             return _answer(response, False, "not configured: there is no memory")
         try:
             response.epoch = job(self.worker)
-        except UserError as error:
+        except Exception as error:
             response.epoch = self.worker.epoch
-            return _answer(response, False, str(error))
+            if not isinstance(error, UserError):
+                self.get_logger().error(f"memory service failed\n{traceback.format_exc()}")
+            return _answer(response, False, " ".join(str(error).split()))
         return _answer(response, True, "done")
 
     # -- out --------------------------------------------------------------------------------------------------
@@ -275,20 +299,8 @@ class PolicyNode(LifecycleNode):
 
     def _publish(self, result: Stepped, send_chunk: bool) -> ActionChunk | None:
         """Publish one memory step; the chunk goes last, because the simulator moves on when it has it."""
-        memory_step = result.memory_step
         period_s = self.worker.step_ns / conversions.NS if self.worker is not None else math.inf
-        gate = GateEvent()
-        gate.header.stamp = conversions.to_time(result.stamp_ns)
-        gate.header.frame_id = result.frame_id
-        gate.epoch, gate.step, gate.sequence = result.epoch, result.steps, result.sequence
-        gate.fired, gate.probability = bool(memory_step.fired), float(memory_step.probability)
-        gate.threshold = float(result.threshold)
-        gate.surprise = float(memory_step.surprise)
-        gate.surprise_normalized = float(memory_step.surprise_normalised)
-        gate.writes, gate.steps = result.writes, result.steps
-        gate.write_rate, gate.writes_per_second = result.write_rate, result.write_rate / period_s
-        gate.bytes_written, gate.state_bytes = int(memory_step.written_bytes), result.state_bytes
-        gate.state_norm = float(result.state_norm)
+        gate = status.gate_event(result, period_s)
         self._gate_pub.publish(gate)
         self._rate_pub.publish(Float64(data=result.write_rate))
         self._bytes_pub.publish(UInt64(data=result.state_bytes))
@@ -302,6 +314,24 @@ class PolicyNode(LifecycleNode):
         if send_chunk:
             self._chunk_pub.publish(chunk)
         return chunk
+
+    def _recorder_listens(self) -> bool:
+        """Whether the recorder is matched on both topics; once it was, it may also go."""
+        if self._heard_by_recorder:
+            return True
+        for publisher in (self._gate_pub, self._chunk_pub):
+            endpoints = [
+                e
+                for e in self.get_subscriptions_info_by_topic(publisher.topic_name)
+                # One that wants old messages never matches a volatile publisher.
+                if e.qos_profile.durability != DurabilityPolicy.TRANSIENT_LOCAL
+            ]
+            listed = any(e.node_name == self.config.wait_for_recorder for e in endpoints)
+            # The graph knows a node before the publisher's own match; all matched means this one too.
+            if not listed or publisher.get_subscription_count() < len(endpoints):
+                return False
+        self._heard_by_recorder = True
+        return True
 
     def _publish_info(self) -> None:
         worker = self.worker

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from aura_ros.control.lockstep import Lockstep, Verdict
+from aura_ros.control.schedule import QuerySchedule
 from aura_ros.control.statistics import Rejections, SlidingWindow, without_numbers
 from aura_ros.control.streams import NS, Hold, Ready, Streams
 from aura_ros.errors import UserError
@@ -52,12 +53,11 @@ class Stepped:
     write_rate: float
     state_norm: float
     state_bytes: int
-    threshold: float
 
 
 class PolicyWorker:
-    """Runs a policy over the newest observations. Public methods may be called from any thread and never wait
-    for inference.
+    """Runs a policy over the newest observations. Public methods may be called from any thread, and none but
+    `warm_up` waits for inference.
 
     publish: called with each `Stepped` and whether its chunk may leave now; returns what to send for a repeated
     stamp (None: there is no chunk).
@@ -73,13 +73,13 @@ class PolicyWorker:
         *,
         publish: Callable[[Stepped, bool], Any],
         repeat: Callable[[Any], None],
-        listeners: Callable[[], int],
+        listening: Callable[[], bool],
         on_epoch: Callable[[], None],
         now_ns: Callable[[], int],
         log: Any,
     ):
         self.policy, self.inputs, self.config = policy, inputs, config
-        self._publish, self._repeat, self._listeners, self._on_epoch = publish, repeat, listeners, on_epoch
+        self._publish, self._repeat, self._listening, self._on_epoch = publish, repeat, listening, on_epoch
         self._now_ns, self._log = now_ns, log
         spec = policy.backbone.info.action
         self.step_ns = round(policy.memory.config.memory_step_period * spec.period_s * NS)
@@ -87,9 +87,11 @@ class PolicyWorker:
         self._wrote = SlidingWindow(config.write_rate_window)
         self.rejections = Rejections()
         self._lockstep = Lockstep(self.step_ns)
+        self._schedule = QuerySchedule(self.step_ns)
         # Guards what follows. Held while a result is published, so that nothing of an older epoch leaves after
         # `new_epoch` returned; never held during inference.
         self._lock = threading.RLock()
+        self._model = threading.Lock()  # held during inference and warm-up
         self.epoch = 0
         self.sequence = 0
         self.queries = 0
@@ -100,13 +102,12 @@ class PolicyWorker:
         self.fault = ""
         self.hold = Hold("waiting for observations", missing=True)
         self._rejected: Hold | None = None
-        self._episode: tuple[int, ...] | None = None
+        self._episode: tuple[int, tuple[object, ...]] | None = None
         # The memory is changed by the thread alone: a new epoch leaves the state that it begins with here.
         self._empty = self._state = policy.memory.state_dict()
         self._state_is_new = False
         self._steps_before = self._writes_before = 0  # this epoch
         self._last_now_ns: int | None = None
-        self._next_query_ns = 0
         self.answered_at = -math.inf  # steady clock, seconds
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="policy-worker", daemon=True)
@@ -138,7 +139,7 @@ class PolicyWorker:
             self.sequence = self.queries = self.repeats = 0
             self._state, self._state_is_new = self._empty if state is None else state, True
             self._lockstep.clear()
-            self._next_query_ns = 0
+            self._schedule.clear()
             self._rejected = None
             epoch = self.epoch
         if why != "start":
@@ -146,6 +147,11 @@ class PolicyWorker:
             self._on_epoch()
         self.wake()
         return epoch
+
+    def warm_up(self) -> None:
+        """Check and warm the model, after a query that is still under way."""
+        with self._model:
+            self.policy.warm_up()
 
     def set_active(self, active: bool) -> None:
         """Begin or end inference; a chunk in flight is discarded."""
@@ -170,21 +176,22 @@ class PolicyWorker:
         """Of the gate, from the next memory step on."""
         self.policy.memory.threshold = threshold
 
-    def episode_started(self, stamp_ns: int, *identity: int) -> None:
+    def episode_started(self, stamp_ns: int, *identity: object) -> None:
         """An episode whose first observation has this stamp; the same one again changes nothing.
 
         identity: what else tells it from others, since every run of a simulator may begin at the same stamp.
         """
         with self._lock:
-            if self._episode == (stamp_ns, *identity):
+            if self._episode == (stamp_ns, identity):
                 return
-            self._episode = (stamp_ns, *identity)
+            self._episode = (stamp_ns, identity)
+            # What is left of the episode before must not be the first observation of this one.
+            self.inputs.streams.clear()
             if self.config.reset == "episode":
-                # What is left of the episode before must not be the first observation of this one.
-                self.inputs.streams.clear()
                 self.new_epoch("episode started")
             else:
-                self._lockstep.allow_gap()
+                # Every run of a simulator begins at the same stamp: the memory stays, what was answered goes.
+                self._lockstep = Lockstep(self.step_ns)
         self.wake()
 
     def episode_finished(self) -> None:
@@ -211,6 +218,7 @@ class PolicyWorker:
     def load_state(self, path: str) -> int:
         """Start a new epoch with a saved memory state; returns the epoch. Raises UserError."""
         state = read_state(self.policy.memory.weights_hash, path)
+        self.policy.memory.check_state(state)
         return self.new_epoch(f"memory state loaded from {path}", state)
 
     # -- the worker's thread --------------------------------------------------------------------------------
@@ -233,11 +241,11 @@ class PolicyWorker:
         """Let the memory begin with the epoch's state; the lock is held."""
         if not self._state_is_new:
             return
-        self._state_is_new = False
         memory = self.policy.memory
         self.policy.reset()
         if self._state is not self._empty:
             memory.load_state_dict(self._state)
+        self._state_is_new = False
         # A saved state brings its counters; those of an epoch begin with it.
         self._steps_before, self._writes_before = memory.steps, memory.writes
         self._wrote.clear()
@@ -251,15 +259,15 @@ class PolicyWorker:
         self._log.error(f"fault: {fault}", exc=error)
 
     def _look(self) -> None:
-        if not self.active or not self.enabled or self.fault:
-            return
-        if self.config.mode == "realtime":
+        if self.active and self.config.mode == "realtime":
             # In lockstep the observations' stamps say whether time went back, whatever order topics come in.
             self._watch_clock()
-        epoch = self.epoch
+        if not self.active or not self.enabled or self.fault:
+            return
+        epoch, lockstep = self.epoch, self._lockstep
         chosen = self._choose()
         if isinstance(chosen, Ready):
-            self._step(chosen, epoch)
+            self._step(chosen, epoch, lockstep)
             return
         if chosen.cause and chosen.cause != self.hold.cause:
             self.rejections.add(chosen.cause)
@@ -278,10 +286,8 @@ class PolicyWorker:
 
     def _choose(self) -> Ready | Hold:
         """The observation to infer on now, or why there is none. Sends repeats on the way."""
-        if self._listeners() < self.config.wait_for_gate_subscribers:
-            return Hold(
-                f"waiting for {self.config.wait_for_gate_subscribers} subscriber(s) of the gate topic", True
-            )
+        if not self._listening():
+            return Hold(f"waiting for {self.config.wait_for_recorder} to listen", missing=True)
         if not self.instruction.strip():
             return Hold("waiting for an instruction", missing=True)
         if self.config.mode == "realtime":
@@ -316,30 +322,20 @@ class PolicyWorker:
         return ready
 
     def _choose_realtime(self) -> Ready | Hold:
-        now, config = self._now_ns(), self.config
-        ages = {
-            name: round(
-                (config.image_max_age if name in self.inputs.image_streams else config.proprio_max_age) * NS
-            )
-            for name in self.inputs.streams.names
-        }
-        ready = self.inputs.streams.fresh(
-            now, ages, round(config.max_skew * NS), round(config.max_future * NS)
-        )
+        config, streams = self.config, self.inputs.streams
+        image_ns, proprio_ns = round(config.image_max_age * NS), round(config.proprio_max_age * NS)
+        ages = {n: image_ns if n in self.inputs.image_streams else proprio_ns for n in streams.names}
+        skew_ns, future_ns = round(config.max_skew * NS), round(config.max_future * NS)
+        ready = streams.fresh(self._now_ns(), ages, skew_ns, future_ns)
         if isinstance(ready, Hold):
             return ready
-        steady = time.monotonic_ns()
-        if steady < self._next_query_ns:
-            return Hold("")
-        # One memory step per period, on a grid; a late one shifts the grid instead of causing a burst.
-        due = self._next_query_ns + self.step_ns
-        self._next_query_ns = due if due > steady else steady + self.step_ns
-        return ready
+        stamps = {name: sample.stamp_ns for name, sample in ready.samples.items()}
+        return ready if self._schedule.due(stamps, time.monotonic_ns()) else Hold("")
 
-    def _step(self, ready: Ready, epoch: int) -> None:
+    def _step(self, ready: Ready, epoch: int, lockstep: Lockstep) -> None:
         with self._lock:
-            if epoch != self.epoch:
-                return  # chosen for an epoch that has ended since
+            if epoch != self.epoch or lockstep is not self._lockstep:
+                return  # chosen for an epoch or an episode that has ended since
             instruction = self.instruction
             self._take_state()
         if self.config.mode == "lockstep":
@@ -354,7 +350,8 @@ class PolicyWorker:
         started = time.perf_counter()
         step: PolicyStep | ActionRejected
         try:
-            step = self.policy.act(observation)
+            with self._model:
+                step = self.policy.act(observation)
         except ActionRejected as rejected:
             step = rejected
         except UserError as error:
@@ -382,13 +379,14 @@ class PolicyWorker:
                 write_rate=self._wrote.mean(),
                 state_norm=memory.state_norm,
                 state_bytes=memory.state_bytes,
-                threshold=memory.threshold,
             )
             self.sequence += 1
             self.queries += 1
             self.answered_at = time.monotonic()
             # Also without a chunk the stamp is used up: the memory has seen it.
-            self._lockstep.answered(ready.stamp_ns, self._publish(result, self.enabled))
+            lockstep.answered(ready.stamp_ns, None)
+            # With `reset: never` an episode may have begun meanwhile: it gets the memory step, not the chunk.
+            lockstep.answer = self._publish(result, self.enabled and lockstep is self._lockstep)
             if isinstance(step, ActionRejected):
                 self._latch(str(step))
 

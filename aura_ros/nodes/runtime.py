@@ -38,9 +38,12 @@ def run(make_node: Callable[[], Node], name: str) -> None:
     else the node's own `exit_code`.
     """
     stopping = threading.Event()
+    node: Node | None = None
 
     def on_signal(_number: int, _frame: FrameType | None) -> None:
         stopping.set()
+        if getattr(node, "loading", False):
+            os._exit(0)
 
     # rclpy's own handlers shut the context down first, and a safe stop could no longer be published.
     try:
@@ -53,7 +56,6 @@ def run(make_node: Callable[[], Node], name: str) -> None:
     signal.signal(signal.SIGINT, on_signal)
     signal.signal(signal.SIGTERM, on_signal)
     code = 0
-    node: Node | None = None
     executor = SingleThreadedExecutor()
     try:
         node = make_node()

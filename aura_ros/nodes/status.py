@@ -6,9 +6,9 @@ import time
 
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 
-from aura_ros.msg import PolicyInfo, PolicyStatus
-from aura_ros.nodes.conversions import to_duration
-from aura_ros.nodes.policy_worker import PolicyWorker
+from aura_ros.msg import GateEvent, PolicyInfo, PolicyStatus
+from aura_ros.nodes.conversions import to_duration, to_time
+from aura_ros.nodes.policy_worker import PolicyWorker, Stepped
 
 BETWEEN_OBSERVATIONS_S = 2.0
 STATE_NAMES = {
@@ -121,3 +121,21 @@ def policy_info(worker: PolicyWorker, package_version: str, memory_checkpoint: s
         period=to_duration(spec.period_s),
         horizon=spec.horizon,
     )
+
+
+def gate_event(result: Stepped, period_s: float) -> GateEvent:
+    """One memory step as a message; period_s: seconds between memory steps."""
+    memory_step = result.memory_step
+    gate = GateEvent()
+    gate.header.stamp = to_time(result.stamp_ns)
+    gate.header.frame_id = result.frame_id
+    gate.epoch, gate.step, gate.sequence = result.epoch, result.steps, result.sequence
+    gate.fired, gate.probability = bool(memory_step.fired), float(memory_step.probability)
+    gate.threshold = float(memory_step.threshold)
+    gate.surprise = float(memory_step.surprise)
+    gate.surprise_normalized = float(memory_step.surprise_normalised)
+    gate.writes, gate.steps = result.writes, result.steps
+    gate.write_rate, gate.writes_per_second = result.write_rate, result.write_rate / period_s
+    gate.bytes_written, gate.state_bytes = int(memory_step.written_bytes), result.state_bytes
+    gate.state_norm = float(result.state_norm)
+    return gate

@@ -61,7 +61,6 @@ class Seen:
     status: PolicyStatus | None = None
     steps: int = 0
     writes: int = 0
-    state_bytes_first: int = 0
 
 
 @dataclass
@@ -97,7 +96,8 @@ class Observer(Node):
 
     def stranger(self) -> str:
         """Says which node of another run is heard here, whose messages would mix with this run's; else nothing."""
-        names = self.get_node_names()
+        # Nodes of a robot's own namespaces are no strangers: their topics have other names.
+        names = [name for name, namespace in self.get_node_names_and_namespaces() if namespace == "/"]
         for name in (*NODES, self.get_name()):
             if names.count(name) > 1:
                 return f"another {name} runs in ROS domain {os.environ.get('ROS_DOMAIN_ID') or 0}"
@@ -113,7 +113,6 @@ class Observer(Node):
     def _on_gate(self, msg: GateEvent) -> None:
         seen = self.seen
         seen.gate, seen.steps, seen.writes = msg, seen.steps + 1, seen.writes + (msg.bytes_written > 0)
-        seen.state_bytes_first = seen.state_bytes_first or msg.state_bytes
 
 
 class Supervisor:
@@ -160,9 +159,8 @@ class Supervisor:
     def _start(self, name: str) -> None:
         overrides = self._plan.logs / f"{name}.params.yaml"
         # JSON is YAML, and its strings stay strings ("yes", "3.0").
-        overrides.write_text(
-            json.dumps({f"/**/{name}": {"ros__parameters": self._plan.parameters.get(name, {})}})
-        )
+        parameters = {f"/**/{name}": {"ros__parameters": self._plan.parameters.get(name, {})}}
+        overrides.write_text(json.dumps(parameters, ensure_ascii=False), encoding="utf-8")
         env = dict(os.environ)
         python = sys.executable
         if name == "libero_sim" and self._plan.sim_python:

@@ -137,6 +137,9 @@ class Policy:
                 hidden_state=output.hidden_state,
                 base_chunk=output.base_chunk,
             )
+        # After the check, which it would blind. A residual moves a two-valued column's decision, not its values.
+        for column in self.backbone.info.binary_columns:
+            controller[:, column] = controller[:, column] > 0.5
         chunk = ActionChunk(to_si(controller, spec), spec, observation.stamp_ns)
         timing = {
             **output.timing_ms,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -16,8 +15,9 @@ from aura_ros.errors import UserError
 from aura_ros.geometry import GRIPPER_DOWN_XYZW, quaternion_to_axis_angle
 from aura_ros.sim import runtime
 from aura_ros.sim.actions import check_env_action, is_saturated
+from aura_ros.sim.official import official_bddl_file, official_init_states, official_task
 from aura_ros.sim.runtime import SetupError
-from aura_ros.sim.suites import INIT_STATES_PER_TASK, SUITES, EpisodeConfig
+from aura_ros.sim.suites import EpisodeConfig
 from aura_ros.types import FloatArray, ImageArray
 
 CONTROL_PERIOD_S = 0.05
@@ -150,9 +150,7 @@ class LiberoEnv:
         self._thread = threading.get_ident()
         self._running = False
         self._observation: dict[str, Any] = {}
-        bddl_file = _libero_path("bddl_files") / task.problem_folder / task.bddl_file
-        if not bddl_file.is_file():
-            raise SetupError(f"LIBERO's task file {bddl_file} is missing", runtime.INSTALL_LIBERO)
+        bddl_file = official_bddl_file(self.config)
         environment = runtime.load_environment_class()
         with _NumpyGlobalSeed(self.config.seed):
             self._env: Any = environment(
@@ -341,51 +339,6 @@ class LiberoEnv:
                 runtime.INSTALL_MUJOCO,
             )
         _logger.debug("settled: %s moved most, %.4f m", name, moved[name])
-
-
-def official_task(config: EpisodeConfig) -> Any:
-    """LIBERO's own record of a task: name, language, problem_folder, bddl_file, init_states_file.
-
-    The order is that of the suite's file list, LIBERO's task order 0.
-
-    Raises:
-        SetupError: LIBERO is missing, or its task list is not the official one.
-    """
-    tasks = list(runtime.load_benchmark().task_maps[config.suite].values())
-    if len(tasks) != SUITES[config.suite].tasks:
-        raise SetupError(
-            f"the installed LIBERO lists {len(tasks)} tasks in {config.suite}, the official one "
-            f"{SUITES[config.suite].tasks}",
-            runtime.INSTALL_LIBERO,
-        )
-    return tasks[config.task]
-
-
-def official_init_states(config: EpisodeConfig) -> npt.NDArray[np.float64]:
-    """The task's official pruned initial states, float64 [50, state]: time, qpos, qvel of MuJoCo.
-
-    Loaded by LIBERO's own reader from .npz without pickle.
-
-    Raises:
-        SetupError: LIBERO is missing or its files are incomplete.
-    """
-    task = official_task(config)
-    path = _libero_path("init_states") / task.problem_folder / task.init_states_file
-    try:
-        states = runtime.load_benchmark().load_initial_states(path)
-    except (OSError, ValueError, KeyError) as error:
-        raise SetupError(f"LIBERO's initial states {path} cannot be read", runtime.INSTALL_LIBERO) from error
-    if states.ndim != 2 or len(states) != INIT_STATES_PER_TASK or not np.isfinite(states).all():
-        raise SetupError(
-            f"LIBERO's initial states {path} are {list(states.shape)}; "
-            f"expected {INIT_STATES_PER_TASK} finite rows",
-            runtime.INSTALL_LIBERO,
-        )
-    return np.asarray(states, dtype=np.float64)
-
-
-def _libero_path(kind: str) -> Path:
-    return Path(runtime.load_benchmark().get_libero_path(kind))
 
 
 class _NumpyGlobalSeed:

@@ -1,11 +1,5 @@
-"""`aura sim` as a user runs it: a whole episode on real LIBERO, and what happens when a part of it dies.
+"""`aura sim` as a user runs it: a whole episode on real LIBERO, and what happens when a part of it dies."""
 
-The faults run with a stand-in for LIBERO (`fake_libero.py`), which is built at once; the slow tests repeat the most
-important ones with the real one.
-"""
-
-import ctypes.util
-import importlib.util
 import json
 import os
 import resource
@@ -24,19 +18,14 @@ pytest.importorskip("rclpy", reason="rclpy is not installed")
 pytest.importorskip("aura_ros.msg", reason="the messages are not built")
 pytest.importorskip("torch", reason="torch is not installed")
 
+from shared_libero import needs_libero
+
 from aura_ros.report.bag import repair_bag
 from aura_ros.report.reading import read_bag, summarize_bag
 
 ROOT = Path(__file__).resolve().parents[2]
 NODES = {"gate_recorder", "policy_node", "libero_sim"}
 MODULE = "aura_ros.nodes"
-
-_missing = [name for name in ("libero", "robosuite", "mujoco") if importlib.util.find_spec(name) is None]
-if ctypes.util.find_library("OSMesa") is None:
-    _missing.append("libosmesa6")
-missing_libero = pytest.mark.skipif(
-    bool(_missing), reason=f"not installed: {', '.join(_missing)} (the [libero] extra)"
-)
 
 
 def process_start(pid: int) -> str | None:
@@ -143,15 +132,6 @@ def aura_sim(tmp_path):
         run.close()
 
 
-@pytest.fixture
-def fake_python(tmp_path):
-    """Arguments that put the stand-in in LIBERO's place."""
-    python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{ROOT / "test/ros/fake_libero.py"}" "$@"\n')
-    python.chmod(0o755)
-    return ["--sim-python", str(python), "--image-size", "16"]
-
-
 def messages(bag: Path, topic: str) -> list:
     return [found.message for found in read_bag(bag, [topic])]
 
@@ -173,8 +153,6 @@ _episodes: list[AuraSim] = []
 @pytest.fixture
 def episode(ros_domain, tmp_path_factory):
     """80 control steps through simulator, policy and recorder, images recorded; run once for all tests."""
-    if _missing:
-        pytest.skip(f"not installed: {', '.join(_missing)} (the [libero] extra)")
     if not _episodes:
         folder = tmp_path_factory.mktemp("episode")
         bag, summary = str(folder / "bag"), str(folder / "summary.json")
@@ -187,7 +165,7 @@ def episode(ros_domain, tmp_path_factory):
     return _episodes[0]
 
 
-@pytest.mark.libero
+@needs_libero
 def test_real_episode_ends_with_a_complete_summary(episode):
     assert episode.popen.returncode == 0, episode.stderr
     summary = json.loads((episode.folder / "summary.json").read_text())
@@ -203,7 +181,7 @@ def test_real_episode_ends_with_a_complete_summary(episode):
     assert episode.survivors == []
 
 
-@pytest.mark.libero
+@needs_libero
 def test_real_episode_has_one_gate_event_of_constant_state_per_query(episode):
     bag = episode.folder / "bag"
     events = messages(bag, "/policy_node/gate")
@@ -213,13 +191,13 @@ def test_real_episode_has_one_gate_event_of_constant_state_per_query(episode):
     assert [e.sequence for e in events] == [sequence for _, sequence, _ in chunks(bag)] == list(range(10))
 
 
-@pytest.mark.libero
+@needs_libero
 def test_real_episode_has_chunk_stamps_a_horizon_apart(episode):
     stamps = [stamp for stamp, _, _ in chunks(episode.folder / "bag")]
     assert {b - a for a, b in pairwise(stamps)} == {400_000_000}
 
 
-@pytest.mark.libero
+@needs_libero
 def test_real_episode_is_read_by_mcap_too(episode):
     reader = pytest.importorskip("mcap_ros2.reader", reason="needs the [test] extra")
     theirs = reader.read_ros2_messages(str(episode.folder / "bag" / "bag_0.mcap"), topics=["/action_chunk"])
@@ -228,7 +206,7 @@ def test_real_episode_is_read_by_mcap_too(episode):
     ]
 
 
-@pytest.mark.libero
+@needs_libero
 def test_real_episode_shows_a_lit_scene_that_changes(episode):
     for camera in ("agentview", "wrist"):
         found = messages(episode.folder / "bag", f"/images/{camera}")
@@ -238,7 +216,7 @@ def test_real_episode_shows_a_lit_scene_that_changes(episode):
         assert not np.array_equal(images[0], images[-1])
 
 
-@pytest.mark.libero
+@needs_libero
 def test_real_episode_stays_within_its_memory(episode):
     """Measured: policy node 0.49 GB, simulator 2.34 GB."""
     assert 100 < episode.peaks["policy_node"] < 1200
@@ -259,9 +237,11 @@ def one_line_with(stderr: str, text: str) -> str:
     return lines[0]
 
 
+@needs_libero
 @pytest.mark.parametrize("victim", ["policy_node", "libero_sim"])
-def test_killed_node_ends_the_run_with_its_name_and_a_whole_bag(aura_sim, fake_python, tmp_path, victim):
-    run = aura_sim(*fake_python, "--max-steps", "4000", "--json", "summary.json")
+def test_killed_node_ends_the_run_with_its_name_and_a_whole_bag(aura_sim, tmp_path, victim):
+    # The simulator's interpreter is named, as for an environment of its own.
+    run = aura_sim("--sim-python", sys.executable, "--max-steps", "4000", "--json", "summary.json")
     nodes = run.wait_until_running()
     os.kill(nodes[victim], signal.SIGKILL)
     killed = time.monotonic()
@@ -277,8 +257,9 @@ def test_killed_node_ends_the_run_with_its_name_and_a_whole_bag(aura_sim, fake_p
     assert json.loads((tmp_path / "summary.json").read_text())["queries"] >= 10
 
 
-def test_killed_recorder_ends_the_run_and_what_was_flushed_can_be_mended(aura_sim, fake_python, tmp_path):
-    run = aura_sim(*fake_python, "--max-steps", "4000")
+@needs_libero
+def test_killed_recorder_ends_the_run_and_what_was_flushed_can_be_mended(aura_sim, tmp_path):
+    run = aura_sim("--max-steps", "4000")
     nodes = run.wait_until_running()
     # A flush happens every second.
     file = tmp_path / "bag.incomplete" / "bag_0.mcap"
@@ -293,6 +274,7 @@ def test_killed_recorder_ends_the_run_and_what_was_flushed_can_be_mended(aura_si
     assert summarize_bag(tmp_path / "bag").gate.steps >= 5
 
 
+@needs_libero
 @pytest.mark.parametrize(
     "signals",
     [
@@ -301,8 +283,8 @@ def test_killed_recorder_ends_the_run_and_what_was_flushed_can_be_mended(aura_si
         pytest.param([signal.SIGTERM], id="term", marks=pytest.mark.slow),
     ],
 )
-def test_interrupted_run_keeps_its_bag_and_tells_what_was(aura_sim, fake_python, tmp_path, signals):
-    run = aura_sim(*fake_python, "--max-steps", "4000", "--json", "summary.json")
+def test_interrupted_run_keeps_its_bag_and_tells_what_was(aura_sim, tmp_path, signals):
+    run = aura_sim("--max-steps", "4000", "--json", "summary.json")
     run.wait_until_running()
     for number in signals:
         run.popen.send_signal(number)
@@ -317,8 +299,9 @@ def test_interrupted_run_keeps_its_bag_and_tells_what_was(aura_sim, fake_python,
     assert summary["reason"] == "interrupted"
 
 
-def test_interrupt_during_start_up_is_quiet(aura_sim, fake_python, tmp_path):
-    run = aura_sim(*fake_python)
+@needs_libero
+def test_interrupt_during_start_up_is_quiet(aura_sim, tmp_path):
+    run = aura_sim()
     run.wait_for(lambda: set(run.nodes) == NODES, what="the nodes' processes")
     run.popen.send_signal(signal.SIGINT)
     assert run.wait(timeout=30) == 0
@@ -327,8 +310,24 @@ def test_interrupt_during_start_up_is_quiet(aura_sim, fake_python, tmp_path):
     assert not (tmp_path / "bag.incomplete").exists()
 
 
-def test_no_node_outlives_a_killed_run(aura_sim, fake_python, tmp_path):
-    run = aura_sim(*fake_python, "--max-steps", "4000")
+@pytest.mark.slow
+@needs_libero
+def test_interrupt_while_real_libero_is_built_ends_the_run_in_time(aura_sim):
+    run = aura_sim()
+    run.wait_for(lambda: "waiting for LIBERO" in run.stderr or len(run.nodes) == 3, what="the nodes")
+    log = next(run.folder.glob("runs/*/logs")) / "policy_node.log"
+    run.wait_for(lambda: "loaded in" in log.read_text(), what="the policy")
+    run.popen.send_signal(signal.SIGINT)
+    interrupted = time.monotonic()
+    assert run.wait(timeout=30) == 0
+    assert time.monotonic() - interrupted < 6.0
+    assert run.survivors == []
+    assert "Traceback" not in run.stderr
+
+
+@needs_libero
+def test_no_node_outlives_a_killed_run(aura_sim, tmp_path):
+    run = aura_sim("--max-steps", "4000")
     run.wait_until_running()
     run.popen.kill()
     run.popen.wait()
@@ -340,8 +339,9 @@ def test_no_node_outlives_a_killed_run(aura_sim, fake_python, tmp_path):
 
 
 @pytest.mark.slow
-def test_full_disk_is_a_failure_that_keeps_what_was_recorded(aura_sim, fake_python, tmp_path):
-    run = aura_sim(*fake_python, "--max-steps", "4000")
+@needs_libero
+def test_full_disk_is_a_failure_that_keeps_what_was_recorded(aura_sim, tmp_path):
+    run = aura_sim("--max-steps", "4000")
     recorder = run.wait_until_running()["gate_recorder"]
     size = (tmp_path / "bag.incomplete" / "bag_0.mcap").stat().st_size
     resource.prlimit(recorder, resource.RLIMIT_FSIZE, (size + 30_000, resource.RLIM_INFINITY))
@@ -364,11 +364,12 @@ def test_simulator_that_never_began_is_no_success(aura_sim, tmp_path):
     assert "libero_sim ended before the episode did" in one_line_with(run.stderr, "libero_sim")
 
 
+@needs_libero
 def test_foreign_policy_in_the_domain_is_refused_before_its_messages_mix_with_ours(
-    aura_sim, fake_python, start_process, tmp_path
+    aura_sim, start_process, tmp_path
 ):
     foreign = start_process("policy_node", "--ros-args", "-p", "mode:=lockstep")
-    run = aura_sim(*fake_python)
+    run = aura_sim()
     assert run.wait(timeout=60) == 2
     line = one_line_with(run.stderr, "another policy_node runs in ROS domain")
     assert line.startswith("aura: ")
@@ -378,24 +379,24 @@ def test_foreign_policy_in_the_domain_is_refused_before_its_messages_mix_with_ou
 
 
 @pytest.mark.slow
-def test_memory_of_another_backbone_is_one_line_and_leaves_no_bag(aura_sim, fake_python, tmp_path):
+@needs_libero
+def test_memory_of_another_backbone_is_one_line_and_leaves_no_bag(aura_sim, tmp_path):
     from aura_ros.memory.config import MemoryConfig
     from aura_ros.memory.module import build_untrained
 
     build_untrained(MemoryConfig(input_dim=20, out_dim=56), tmp_path / "m.safetensors")
-    run = aura_sim(*fake_python, "--memory-checkpoint", "m.safetensors")
+    run = aura_sim("--memory-checkpoint", "m.safetensors")
     assert run.wait(timeout=60) == 2
     assert " 20" in one_line_with(run.stderr, "aura: ")
     assert not (tmp_path / "bag").exists()
     assert run.survivors == []
 
 
-# The same on real LIBERO, and the same again
+# The same again
 
 
 @pytest.mark.slow
-@pytest.mark.libero
-@missing_libero
+@needs_libero
 def test_same_seed_gives_the_same_trajectory_also_on_a_busy_machine(aura_sim, tmp_path):
     given = ["--task", "0", "--init-state", "1", "--seed", "5", "--max-steps", "120"]
     runs = {}
@@ -414,34 +415,3 @@ def test_same_seed_gives_the_same_trajectory_also_on_a_busy_machine(aura_sim, tm
 
 # Ends by itself, should nobody end it.
 BUSY = "import time\nend = time.monotonic() + 120\nwhile time.monotonic() < end: pass"
-
-
-@pytest.mark.slow
-@pytest.mark.libero
-@missing_libero
-@pytest.mark.parametrize("victim", ["policy_node", "libero_sim"])
-def test_killed_node_ends_a_real_run_in_time(aura_sim, tmp_path, victim):
-    run = aura_sim("--max-steps", "520")
-    nodes = run.wait_until_running()
-    os.kill(nodes[victim], signal.SIGKILL)
-    killed = time.monotonic()
-    assert run.wait(timeout=30) == 1
-    assert time.monotonic() - killed < 5.0 + 1.5, "1.5 s is for reading the bag"
-    assert run.survivors == []
-    assert summarize_bag(tmp_path / "bag").gate.steps >= 10
-
-
-@pytest.mark.slow
-@pytest.mark.libero
-@missing_libero
-def test_interrupt_while_real_libero_is_built_ends_the_run_in_time(aura_sim):
-    run = aura_sim()
-    run.wait_for(lambda: "waiting for LIBERO" in run.stderr or len(run.nodes) == 3, what="the nodes")
-    log = next(run.folder.glob("runs/*/logs")) / "policy_node.log"
-    run.wait_for(lambda: "loaded in" in log.read_text(), what="the policy")
-    run.popen.send_signal(signal.SIGINT)
-    interrupted = time.monotonic()
-    assert run.wait(timeout=30) == 0
-    assert time.monotonic() - interrupted < 6.0
-    assert run.survivors == []
-    assert "Traceback" not in run.stderr

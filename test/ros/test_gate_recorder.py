@@ -3,7 +3,11 @@
 import array
 import resource
 import signal
+import subprocess
+import sys
+import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -18,10 +22,12 @@ from std_msgs.msg import String
 
 from aura_ros.nodes.gate_recorder import RecorderConfig, streams
 from aura_ros.nodes.qos import LATCHED, RELIABLE
+from aura_ros.nodes.supervisor import Plan, Supervisor
 from aura_ros.report.bag import repair_bag
 from aura_ros.report.definitions import typestore
 from aura_ros.report.reading import read_bag, summarize_bag
 
+ROOT = Path(__file__).resolve().parents[2]
 EVENTS = 200
 FIELD_TOPIC = "/policy_node/gate"
 
@@ -195,6 +201,48 @@ def test_simulated_time_that_stands_still_does_not_stop_the_flush(ros, start_pro
     process.send_signal(signal.SIGINT)
     assert process.wait() == 0, process.output
     assert summarize_bag(tmp_path / "bag").start_ns >= before
+
+
+@pytest.mark.parametrize("name", ["bag_é_ü", "bag_🤖", "bag 'yes' #1: [x]"], ids=["accent", "emoji", "yaml"])
+def test_any_name_that_record_is_given_reaches_the_recorder_as_it_is(ros_domain, tmp_path, name):
+    bag = tmp_path / name
+    plan = Plan(
+        config=ROOT / "config" / "libero_sim.yaml",
+        logs=tmp_path / "logs",
+        parameters={"gate_recorder": {"output": str(bag), "record_images": False}},
+    )
+    plan.logs.mkdir()
+    supervisor = Supervisor(plan, lambda _: None, lambda: False)
+    supervisor._start("gate_recorder")
+    (recorder,) = supervisor._children
+    try:
+        deadline = time.monotonic() + 30
+        while f"topics to {bag}" not in recorder.log.read_text() and recorder.process.poll() is None:
+            assert time.monotonic() < deadline
+            threading.Event().wait(0.02)
+    finally:
+        supervisor._end("gate_recorder", None)
+    assert recorder.process.returncode == 0, recorder.log.read_text()
+    assert summarize_bag(bag).total == 0
+
+
+def test_every_node_imports_with_an_rclpy_whose_subscriptions_tell_nothing_of_messages():
+    """Jazzy's rclpy.subscription has no MessageInfo."""
+    program = (
+        "import importlib, pkgutil, sys\n"
+        "import rclpy, rclpy.lifecycle, rclpy.executors, rclpy.subscription\n"
+        "del rclpy.subscription.MessageInfo\n"
+        "import aura_ros.nodes\n"
+        "names = [m.name for m in pkgutil.iter_modules(aura_ros.nodes.__path__) if not m.name.startswith('_')]\n"
+        "for name in names:\n"
+        "    importlib.import_module(f'aura_ros.nodes.{name}')\n"
+        "print(*names)"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert run.returncode == 0, run.stderr
+    assert {"gate_recorder", "libero_sim", "policy_node", "supervisor"} <= set(run.stdout.split())
 
 
 def refused(process) -> str:

@@ -1,8 +1,9 @@
-"""The simulator node's side of lockstep, against a policy that a test plays. The physics are a stand-in."""
+"""The simulator node's side of lockstep, on real LIBERO, against a policy that a test plays."""
 
 import array
 import threading
 import time
+from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
@@ -12,19 +13,23 @@ pytest.importorskip("rclpy", reason="rclpy is not installed")
 pytest.importorskip("aura_ros.msg", reason="the messages are not built")
 
 from aura_ros.msg import ActionChunk, EpisodeStatus, PolicyStatus
-from fake_libero import FakeLibero
 from geometry_msgs.msg import PoseStamped
 from rclpy.parameter import Parameter
 from rosgraph_msgs.msg import Clock
 from sensor_msgs.msg import Image, JointState
+from shared_libero import LIBERO_MARKS, SharedLibero, put_cans_into_basket, shared_libero
 from std_msgs.msg import String
 
 from aura_ros.nodes import libero_sim, qos
 from aura_ros.nodes.conversions import chunk_to_msg, to_ns
+from aura_ros.sim import EpisodeConfig, LiberoEnv
 from aura_ros.types import LIBERO_ACTION_SPEC
 from aura_ros.types import ActionChunk as Chunk
 
+pytestmark = LIBERO_MARKS
+
 CHUNK_NS = 400_000_000
+PIXELS = 64
 
 
 def chunk(stamp_ns: int, epoch: int = 1, sequence: int = 0, row=(0.01, 0, 0, 0, 0, 0, 1.0)) -> ActionChunk:
@@ -75,24 +80,34 @@ class Driver:
         return next((e for e in self.episodes if e.phase == EpisodeStatus.FINISHED), None)
 
 
+@pytest.fixture(scope="module")
+def libero():
+    """What makes the module's one LIBERO environment a node's own."""
+    with shared_libero() as own:
+        yield own
+
+
 @pytest.fixture
-def simulator(ros, monkeypatch):
-    """Start the node with the stand-in after the driver is there; returns the node, its `env` the stand-in."""
+def simulator(ros, libero, monkeypatch):
+    """Start the node after the driver is there; returns the node, its `env` what it runs (see SharedLibero)."""
 
     nodes = []
 
-    def start(driver: Driver, **parameters) -> libero_sim.LiberoSim:
-        built: list[FakeLibero] = []
+    def start(
+        driver: Driver, before_step: Callable[[LiberoEnv], None] | None = None, **parameters
+    ) -> libero_sim.LiberoSim:
+        built: list[SharedLibero] = []
         may_begin = threading.Event()
 
-        class Env(FakeLibero):
-            def __init__(self, config):
-                super().__init__(config)
-                built.append(self)
-                may_begin.wait(10)
+        def build(config: EpisodeConfig) -> SharedLibero:
+            env = libero(config)
+            env.before_step = before_step or env.before_step
+            built.append(env)
+            may_begin.wait(10)
+            return env
 
-        monkeypatch.setattr(libero_sim, "LiberoEnv", Env)
-        given = {"max_steps": 24, "image_size": 16, "repeat_after": 0.2, **parameters}
+        monkeypatch.setattr(libero_sim, "LiberoEnv", build)
+        given = {"max_steps": 24, "image_size": PIXELS, "repeat_after": 0.2, **parameters}
         node = libero_sim.LiberoSim(parameter_overrides=[Parameter(k, value=v) for k, v in given.items()])
         nodes.append(ros.add(node))
         ros.spin_until(
@@ -112,6 +127,7 @@ def simulator(ros, monkeypatch):
     yield start
     for node in nodes:
         node.stop()
+        assert node.finished.wait(10), "the next test needs the environment"
 
 
 def run_to_end(ros, driver: Driver, node) -> EpisodeStatus:
@@ -133,11 +149,15 @@ def test_episode_executes_every_row_once_with_stamps_a_chunk_apart(ros, simulato
     np.testing.assert_allclose(node.env.executed, np.tile([0.2, 0, 0, 0, 0, 0, -1.0], (24, 1)), atol=1e-6)
 
 
-def test_success_ends_the_episode_within_a_chunk(ros, simulator, monkeypatch):
-    monkeypatch.setattr(FakeLibero, "succeed_at", 11)
+def test_success_ends_the_episode_within_a_chunk(ros, simulator):
+    def achieve(env: LiberoEnv) -> None:
+        if env.step_count == 10:
+            put_cans_into_basket(env)
+
     driver = Driver(ros)
-    end = run_to_end(ros, driver, simulator(driver))
+    end = run_to_end(ros, driver, node := simulator(driver, before_step=achieve))
     assert (end.success, end.reason, end.steps, end.queries) == (True, "success", 11, 2)
+    assert (len(node.env.executed), node.exit_code) == (11, 0)
 
 
 def test_clock_never_goes_back_and_ends_at_the_last_step(ros, simulator):
@@ -159,11 +179,11 @@ def test_observation_is_named_joints_a_pose_and_two_rgb_images_of_one_stamp(ros,
     assert (len(joints.position), len(joints.velocity)) == (9, 9)
     assert pose.header.frame_id == "world"
     assert (image.height, image.width, image.encoding, image.step, len(image.data)) == (
-        16,
-        16,
+        PIXELS,
+        PIXELS,
         "rgb8",
-        48,
-        768,
+        3 * PIXELS,
+        3 * PIXELS**2,
     )
     assert joints.header.stamp == pose.header.stamp == image.header.stamp
 
@@ -175,7 +195,9 @@ def test_instruction_and_episode_are_latched_for_late_joiners(ros, simulator):
     late.create_subscription(String, "instruction", heard.append, qos.LATCHED)
     late.create_subscription(EpisodeStatus, "episode", heard.append, qos.LATCHED)
     ros.spin_until(lambda: len(heard) == 2, what="the latched messages")
-    assert {m.data if isinstance(m, String) else m.instruction for m in heard} == {FakeLibero.instruction}
+    assert {m.data if isinstance(m, String) else m.instruction for m in heard} == {
+        "put both the alphabet soup and the tomato sauce in the basket"
+    }
 
 
 # Lost, late and repeated messages

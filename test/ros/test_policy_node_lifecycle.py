@@ -2,6 +2,8 @@
 
 import os
 import signal
+import time
+from pathlib import Path
 
 import pytest
 
@@ -139,6 +141,37 @@ def test_a_failed_configure_says_why_in_one_line_and_stays_unconfigured(ros, cap
         ros.spin_until(lambda p=publisher: p.get_subscription_count() == 0, what="the subscriptions' end")
 
 
+def on_wire(node) -> list[str]:
+    """The topics that the node subscribes to, as it and the graph know them."""
+    names = node.get_subscriber_names_and_types_by_node(node.get_name(), node.get_namespace())
+    return sorted(s.topic_name for s in node.subscriptions) + sorted(name for name, _ in names)
+
+
+@pytest.mark.parametrize(
+    ("sources", "text"),
+    [
+        # A pose on a camera's topic, by its name and by another name for the same topic.
+        (["pose:images/agentview"], "carries a camera's images"),
+        (["pose:/images/wrist"], "/images/wrist"),
+        (["pose:ee_pose", "joints:ee_pose:a,b"], "both as a pose and as joints"),
+        (["pose:ee_pose", "joints:/ee_pose:a,b"], "ee_pose"),
+    ],
+)
+def test_a_configure_that_fails_in_its_subscriptions_leaves_none_behind(ros, capfd, sources, text):
+    driver = Driver(ros)
+    if len(sources) == 1:
+        sources = [*sources, "joints:joint_states:panda_finger_joint1,panda_finger_joint2"]
+    node = make_policy(ros, start=False, **(LOCKSTEP | {"proprio__sources": sources}))
+    before = on_wire(node)
+    for _ in range(2):
+        assert node.trigger_configure() == FAILURE
+        assert state_of(node) == State.PRIMARY_STATE_UNCONFIGURED
+        assert (node.worker, node._inputs) == (None, None)
+        assert on_wire(node) == before
+    driver.wait_for_state(PolicyStatus.UNCONFIGURED, text)
+    assert capfd.readouterr().err.count("configure failed") == 2
+
+
 def test_a_configure_that_breaks_is_logged_with_its_traceback_and_can_be_repeated(ros, capfd, monkeypatch):
     node = make_policy(ros, start=False, **LOCKSTEP)
     with monkeypatch.context() as patch:
@@ -268,6 +301,24 @@ def test_a_signal_while_starting_ends_it_quietly(start_process):
     process.send_signal(signal.SIGINT)
     assert process.wait() == 0
     assert "Traceback" not in process.output
+
+
+def loads_torch(process) -> bool:
+    return "libtorch" in Path(f"/proc/{process.popen.pid}/maps").read_text()
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="only Linux tells what a process has loaded")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["int", "term"])
+def test_a_signal_while_configuring_ends_it_at_once(ros, start_process, number):
+    driver = Driver(ros)
+    process = start_process("policy_node")
+    driver.call_later("change_state", transition=Transition(id=Transition.TRANSITION_CONFIGURE))
+    ros.spin_until(lambda: loads_torch(process), what="loading")
+    begin = time.monotonic()
+    process.send_signal(number)
+    assert process.wait() == 0, process.output
+    assert process.output == "", "it did not load to the end"
+    assert time.monotonic() - begin < 2.0
 
 
 def test_an_active_node_in_its_own_process_answers_and_ends_cleanly_on_a_double_interrupt(ros, start_process):

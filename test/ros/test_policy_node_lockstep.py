@@ -8,10 +8,11 @@ import pytest
 pytest.importorskip("rclpy", reason="rclpy is not installed")
 pytest.importorskip("aura_ros.msg", reason="the messages are not built")
 
-from aura_ros.msg import PolicyStatus
+from aura_ros.msg import ActionChunk, GateEvent, PolicyStatus
 from policy_driver import START_NS, STEP_NS, Driver, header_of, loop, make_policy, rejected, stamp_of
+from rclpy.lifecycle import TransitionCallbackReturn
 
-from aura_ros.nodes import conversions
+from aura_ros.nodes import conversions, qos
 
 
 @pytest.fixture
@@ -138,14 +139,19 @@ def test_an_announcement_of_the_running_episode_again_changes_nothing(running):
     assert running.worker.policy.memory.steps == 2
 
 
-def test_a_simulator_started_again_at_the_same_stamp_is_a_new_episode(running):
+@pytest.mark.parametrize(
+    "changed",
+    [{"number": 9}, {"suite": "libero_object"}, {"task": 1}, {"init_state": 3}, {"seed": 8}],
+    ids=lambda changed: next(iter(changed)),
+)
+def test_a_simulator_started_again_at_the_same_stamp_is_a_new_episode(running, changed):
     driver = running.driver
     first = driver.query(0)
     driver.clock(stamp_of(5))
     driver.query(1)
     # Killed: no end was announced, and time begins again.
     driver.clock(START_NS)
-    driver.start_episode(init_state=3)
+    driver.start_episode(**changed)
     running.ros.spin_until(lambda: running.worker.epoch > first.epoch, what="the new epoch")
     epoch = running.worker.epoch
     again = [driver.query(index) for index in range(2)]
@@ -156,13 +162,22 @@ def test_a_simulator_started_again_at_the_same_stamp_is_a_new_episode(running):
 def test_reset_never_keeps_the_memory_over_an_episodes_start(ros):
     running = loop(ros, reset="never")
     driver = running.driver
-    first = driver.query(0)
-    driver.start_episode(1, stamp_of(10))
-    ros.spin_until(lambda: running.worker._episode[0] == stamp_of(10), what="the next episode")
-    # The pause between episodes is no fault.
-    chunk = driver.query(10)
-    assert (chunk.epoch, chunk.sequence) == (first.epoch, 1)
-    assert running.worker.policy.memory.steps == 2
+    first = [driver.query(index) for index in range(2)]
+    driver.finish_episode()
+    # Every run of a simulator begins at the same stamp; a later one, after a pause, is as good.
+    second = []
+    for number, begin in ((1, 0), (2, 10)):
+        driver.start_episode(number, stamp_of(begin))
+        ros.spin_until(lambda n=number: (running.worker._episode or (0, (0,)))[1][0] == n, what="the next episode")
+        second += [driver.query(begin, seed=50 + number), driver.query(begin + 1)]
+    chunks = first + second
+    assert {chunk.epoch for chunk in chunks} == {running.worker.epoch}
+    assert [chunk.sequence for chunk in chunks] == [0, 1, 2, 3, 4, 5]
+    assert len({chunk.data.tobytes() for chunk in chunks if header_of(chunk) == START_NS}) == 2, "inferred"
+    ros.spin_until(lambda: len(driver.gates) == 6, what="the gate events")
+    assert [gate.step for gate in driver.gates] == [1, 2, 3, 4, 5, 6]
+    assert running.worker.policy.memory.steps == 6
+    assert not rejected(driver.wait_for_status(lambda s: s.queries == 6))
 
 
 def test_a_stamp_that_goes_back_starts_an_epoch_with_an_empty_memory(running):
@@ -284,12 +299,52 @@ def test_policies_in_two_namespaces_do_not_mix(ros):
     assert "/policy_node/gate" not in names
 
 
-def test_the_first_query_waits_for_as_many_listeners_as_asked_for(ros):
-    running = loop(ros, wait_for_gate_subscribers=2)
+def test_the_first_query_waits_for_the_recorder_and_for_nobody_else(ros):
+    """The driver listens to gate and chunks all the time, as `ros2 topic echo` would."""
+    running = loop(ros, wait_for_recorder="gate_recorder")
     driver = running.driver
     driver.send(stamp_of(0))
-    driver.wait_for_state(PolicyStatus.WAITING, "waiting for 2 subscriber(s) of the gate topic")
+    waiting = "waiting for gate_recorder to listen"
+    driver.wait_for_state(PolicyStatus.WAITING, waiting)
+    recorder = ros.node("gate_recorder")
+    gates, chunks = [], []
+    gate = recorder.create_subscription(GateEvent, "policy_node/gate", gates.append, qos.RELIABLE)
+    driver.wait_for_state(PolicyStatus.WAITING, waiting)  # one of its topics is not enough
+    driver.wait_for_state(PolicyStatus.WAITING, waiting)
     assert not driver.chunks
-    recorder = Driver(ros)
+    recorder.create_subscription(ActionChunk, "action_chunk", chunks.append, qos.RELIABLE)
     ros.spin_until(lambda: len(driver.chunks) == 1, what="the chunk")
-    ros.spin_until(lambda: len(recorder.gates) == 1, what="the gate event at the recorder")
+    ros.spin_until(lambda: len(gates) == len(chunks) == 1, what="the first messages at the recorder")
+    # A recorder that dies is no reason to stop a robot.
+    recorder.destroy_subscription(gate)
+    assert driver.query(1).sequence == 1
+
+
+def test_a_policy_that_waits_for_a_recorder_runs_beside_one_of_another_namespace(ros):
+    running = loop(ros, wait_for_recorder="gate_recorder")
+    other = ros.node("gate_recorder", namespace="/other")
+    other.create_subscription(GateEvent, "policy_node/gate", lambda _: None, qos.RELIABLE)
+    other.create_subscription(ActionChunk, "action_chunk", lambda _: None, qos.RELIABLE)
+    running.driver.send(stamp_of(0))
+    running.driver.wait_for_state(PolicyStatus.WAITING, "waiting for gate_recorder")
+    ros.spin_for(0.5)
+    assert not running.driver.chunks
+
+
+def test_a_second_activation_during_a_slow_query_waits_for_it(running, monkeypatch):
+    driver, node, policy = running.driver, running.node, running.worker.policy
+    driver.query(0)
+    entered, release = held(policy, monkeypatch)
+    warm_up, warmed = policy.warm_up, []
+    monkeypatch.setattr(policy, "warm_up", lambda: (warmed.append(release.is_set()), warm_up()))
+    driver.send(stamp_of(1))
+    running.ros.spin_until(entered.is_set, what="inference")
+    assert node.trigger_deactivate() == TransitionCallbackReturn.SUCCESS
+    threading.Timer(0.3, release.set).start()
+    assert node.trigger_activate() == TransitionCallbackReturn.SUCCESS
+    assert warmed == [True]
+    driver.start_episode(1)
+    running.ros.spin_until(lambda: running.worker._episode[1][0] == 1, what="the episode")
+    assert driver.query(0).sequence == 0
+    assert policy.memory.steps == 1
+    assert len(driver.chunks) == 2

@@ -11,9 +11,15 @@ pytest.importorskip("rclpy", reason="rclpy is not installed")
 pytest.importorskip("aura_ros.msg", reason="the messages are not built")
 
 from aura_ros.msg import PolicyStatus
+from aura_ros.srv import LoadMemory, SaveMemory
 from policy_driver import Driver, header_of, loop, stamp_of
 from rclpy.parameter import Parameter
 from safetensors.numpy import load_file
+
+from aura_ros.memory.state_file import write_state
+
+# Paths that name no file that could be: each must be answered, and the node stay up.
+NO_FILES = ("/", ".", "/etc/hostname/x.safetensors", "/tmp/" + 256 * "a", "/no/where/m.safetensors")
 
 
 @pytest.fixture
@@ -119,9 +125,17 @@ def test_a_memory_saved_right_after_reset_is_empty(writing, tmp_path):
 def test_a_memory_path_that_cannot_be_used_is_answered_in_one_line(running, tmp_path):
     driver = running.driver
     epoch = driver.query(0).epoch
-    wrong = tmp_path / "wrong.safetensors"
+    wrong, half = tmp_path / "wrong.safetensors", tmp_path / "half.safetensors"
     wrong.write_bytes(b"not a tensor file")
+    # Half floats, for which NumPy has no type: length of the header, header, data.
+    header = b'{"w":{"dtype":"BF16","shape":[2],"data_offsets":[0,4]}}'
+    half.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    before = {path: path.read_bytes() for path in (wrong, half)}
     calls = [
+        *((service, path) for service in ("load_memory", "save_memory") for path in NO_FILES),
+        ("load_memory", str(half)),
+        ("save_memory", str(half)),
+        ("save_memory", str(wrong)),
         ("load_memory", str(tmp_path / "none.safetensors")),
         ("load_memory", str(wrong)),
         ("load_memory", str(tmp_path)),
@@ -136,9 +150,46 @@ def test_a_memory_path_that_cannot_be_used_is_answered_in_one_line(running, tmp_
         assert answer.message, (service, path)
         assert "\n" not in answer.message
         assert path in answer.message
+        assert answer.epoch == epoch
     assert driver.query(1).epoch == epoch
     assert running.worker.policy.memory.steps == 2
-    assert not [path for path in tmp_path.iterdir() if path != wrong]
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_memory_path_with_a_nul_is_answered_whatever_the_middleware_makes_of_it(running):
+    """A client in C cannot send one; what our own code does with it must not end the node."""
+    node = running.node
+    for callback, kind in ((node._on_save_memory, SaveMemory), (node._on_load_memory, LoadMemory)):
+        answer = callback(kind.Request(path="a\0b"), kind.Response())
+        assert (answer.success, answer.message.count("\n"), "\0" in answer.message) == (False, 0, False)
+        assert "a\\x00b" in answer.message
+    assert running.driver.query(0).sequence == 0
+
+
+def spoiled(state):
+    state["fast_weights"][1, 2] = np.nan
+
+
+def reshaped(state):
+    state["fast_weights"] = state["fast_weights"][:2, :2].copy()
+
+
+@pytest.mark.parametrize("spoil", [spoiled, reshaped])
+def test_a_saved_memory_that_cannot_be_right_is_refused_at_once_and_changes_nothing(writing, tmp_path, spoil):
+    driver, memory, path = writing.driver, writing.worker.policy.memory, tmp_path / "state.safetensors"
+    first = driver.query(0)
+    before = {name: array.tobytes() for name, array in memory.state_dict().items()}
+    state = memory.state_dict()
+    spoil(state)
+    write_state(state, memory.weights_hash, path, first.epoch)
+    answer = driver.call("load_memory", path=str(path))
+    assert (answer.success, answer.epoch) == (False, first.epoch)
+    assert "fast_weights" in answer.message
+    assert "\n" not in answer.message
+    assert {name: array.tobytes() for name, array in memory.state_dict().items()} == before
+    second = driver.query(1)
+    assert (second.epoch, second.sequence, memory.steps) == (first.epoch, 1, 2)
+    assert driver.wait_for_status(lambda s: s.queries == 2).state != PolicyStatus.FAULT
 
 
 def test_a_state_of_other_weights_is_refused(ros, running, tmp_path):
@@ -230,6 +281,22 @@ def test_the_threshold_changes_at_run_time_and_a_bad_one_is_refused_with_the_rea
     assert running.worker.policy.memory.threshold == 0.5
 
 
+def test_a_gate_event_tells_the_threshold_that_was_compared_with(running, monkeypatch):
+    policy, act = running.worker.policy, running.worker.policy.act
+
+    def changed_meanwhile(observation):
+        step = act(observation)
+        running.worker.set_threshold(1.0)
+        return step
+
+    monkeypatch.setattr(policy, "act", changed_meanwhile)
+    for index in range(2):
+        running.driver.query(index)
+    gates = gates_of(running, 2)
+    assert [gate.threshold for gate in gates] == [0.5, 1.0]
+    assert [gate.fired for gate in gates] == [gate.probability > gate.threshold for gate in gates]
+
+
 def test_a_late_subscriber_gets_the_info_and_every_epoch_renews_it(ros, running):
     late = Driver(ros, namespace="/", policy="policy_node")
     ros.spin_until(lambda: bool(late.infos), what="the info")
@@ -279,6 +346,27 @@ def test_a_model_that_raises_is_a_latched_fault_and_the_node_stays_up(running, m
     assert len(driver.chunks) == 1
     assert "ZeroDivisionError" in driver.call("clear_fault").message
     assert driver.query(1).sequence == 1
+
+
+def test_a_publish_that_fails_is_a_fault_and_its_stamp_does_not_step_the_memory_again(running, monkeypatch):
+    driver, node, memory = running.driver, running.node, running.worker.policy.memory
+    driver.query(0)
+
+    class Broken:
+        def publish(self, _):
+            monkeypatch.undo()
+            raise RuntimeError("the publisher is invalid")
+
+    monkeypatch.setattr(node, "_rate_pub", Broken())
+    driver.send(stamp_of(1))
+    driver.wait_for_state(PolicyStatus.FAULT, "RuntimeError: the publisher is invalid")
+    assert driver.call("clear_fault").success
+    driver.send(stamp_of(1))
+    driver.wait_for_state(PolicyStatus.FAULT, "~/reset starts a new epoch")
+    assert (memory.steps, len(driver.chunks)) == (2, 1)
+    assert driver.call("clear_fault").success
+    assert driver.query(2).epoch == driver.chunks[0].epoch
+    assert memory.steps == 3
 
 
 def test_a_chunk_that_is_not_finite_is_withheld_and_faults_while_the_step_is_told(running, monkeypatch):

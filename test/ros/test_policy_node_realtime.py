@@ -1,6 +1,5 @@
 """Real time: the newest fresh observation at the memory's own period, and never anything else."""
 
-import threading
 import time
 
 import pytest
@@ -147,27 +146,6 @@ def test_the_memory_is_stepped_at_its_period_however_fast_frames_come(ros):
     assert driver.gates[-1].writes_per_second == pytest.approx(driver.gates[-1].write_rate / 0.4)
 
 
-def test_a_late_query_is_not_made_up_for_by_a_burst(ros, monkeypatch):
-    running = running_at(ros, T0, memory_step_period=2)  # 0.1 s
-    driver, policy = running.driver, running.worker.policy
-    driver.ask(T0)
-    act, entered, release = policy.act, threading.Event(), threading.Event()
-
-    def slow(observation):
-        entered.set()
-        assert release.wait(30)
-        return act(observation)
-
-    monkeypatch.setattr(policy, "act", slow)
-    ros.spin_until(entered.is_set, what="inference")
-    ros.spin_for(1.0)  # ten periods pass
-    before = policy.memory.steps
-    begin = time.monotonic()
-    release.set()
-    ros.spin_for(0.35)
-    assert policy.memory.steps - before <= (time.monotonic() - begin) / 0.1 + 2
-
-
 def test_an_incompatible_offer_is_logged_naming_the_topic(ros, capfd):
     running = loop(ros)
     running.driver.node.create_publisher(
@@ -191,9 +169,41 @@ def test_a_robot_without_simulated_time_runs_by_the_system_clock(ros):
     assert header_of(running.driver.ask(now)) == now
 
 
-def test_nothing_is_inferred_twice_from_one_observation_in_a_period(ros):
-    running = running_at(ros, T0, memory_step_period=200)  # 10 s
-    running.driver.ask(T0)
+def test_the_same_messages_are_never_used_twice_however_short_the_period_and_newer_ones_are(ros):
+    running = running_at(ros, T0, memory_step_period=1)  # 0.05 s, less than a spin of the node's executor
+    driver, memory = running.driver, running.worker.policy.memory
+    driver.ask(T0)
     ros.spin_for(0.5)
-    assert len(running.driver.chunks) == 1
+    assert len(driver.chunks) == memory.steps == 1
+    # One stream that is newer makes a new observation.
+    newer = driver.messages(T0 + 1000, seed=9)["images/wrist"]
+    driver.publishers["images/wrist"].publish(newer)
+    ros.spin_until(lambda: len(driver.chunks) == 2, what="a chunk about the new image")
+    ros.spin_for(0.5)
+    assert len(driver.chunks) == memory.steps == 2
+    assert driver.chunks[1].data != driver.chunks[0].data
     assert set(running.worker.inputs.streams.names) == set(STREAMS)
+
+
+@pytest.mark.parametrize("why", ["disabled", "fault"])
+def test_a_clock_that_goes_back_while_nothing_is_inferred_clears_the_memory_too(ros, monkeypatch, why):
+    running = running_at(ros, T0 + 10 * NS)
+    driver, worker = running.driver, running.worker
+    old = driver.ask(T0 + 10 * NS)
+    if why == "disabled":
+        assert driver.call("enable", data=False).success
+        driver.wait_for_state(PolicyStatus.DISABLED)
+    else:
+        with monkeypatch.context() as patch:
+            patch.setattr(worker.policy, "act", lambda _: 1 / 0)
+            driver.send(T0 + 10 * NS + 1000)
+            driver.wait_for_state(PolicyStatus.FAULT)
+    set_clock(running, T0)
+    ros.spin_until(lambda: worker.epoch > old.epoch, what="the new epoch")
+    assert driver.statuses[-1].state == (PolicyStatus.DISABLED if why == "disabled" else PolicyStatus.FAULT)
+    # By the time that it goes on, the clock is past the last observation again.
+    set_clock(running, T0 + 20 * NS)
+    assert driver.call("clear_fault").success
+    assert driver.call("enable", data=True).success
+    chunk = driver.ask(T0 + 20 * NS)
+    assert (chunk.sequence, chunk.epoch, worker.policy.memory.steps) == (0, worker.epoch, 1)

@@ -1,5 +1,8 @@
 """`aura ...`: a mistake is one line and exit 2 before anything starts; help and pipes behave."""
 
+import ast
+import dataclasses
+import errno
 import os
 import signal
 import subprocess
@@ -12,6 +15,9 @@ from safetensors.numpy import save_file
 
 from aura_ros import cli, preflight
 from aura_ros.errors import UserError
+from aura_ros.nodes.options import POLICY_OPTIONS, SIM_OPTIONS, read_options, same_limit
+from aura_ros.nodes.policy_config import PolicyNodeConfig
+from aura_ros.nodes.sim_config import SimNodeConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -57,7 +63,7 @@ MISTAKES = {
     "backbone without weights": (["--backbone", "openvla_oft"], "openvla_oft", ".safetensors"),
     "dtype": (["--dtype", "int8"], "dtype 'int8'", "float32, bfloat16"),
     "checkpoint": (["--checkpoint", "/no/where"], "checkpoint '/no/where'", "existing"),
-    "memory": (["--memory-checkpoint", "/no/where"], "memory checkpoint '/no/where'", "give the path"),
+    "memory": (["--memory-checkpoint", "/no/where"], "memory checkpoint '/no/where'", "existing"),
     "memory size": (["--memory-state-dim", "0"], "memory_state_dim 0", "1 to 1024"),
     "threshold": (["--gate-threshold", "2"], "gate_threshold 2.0", "-1.0 to 1.0"),
     "action limit": (["--action-limit", "0"], "action_limit 0.0", "0.01 to"),
@@ -83,6 +89,31 @@ def test_mistake_is_one_line_naming_value_and_remedy_and_nothing_is_left(aura, c
     assert value in mistake
     assert allowed in mistake
     assert "__" not in mistake.replace(__file__, ""), "a field's name that is no option"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("option", ["--checkpoint", "--memory-checkpoint", "--record", "--json"])
+def test_path_that_may_not_be_looked_at_is_one_line(aura, monkeypatch, option, tmp_path):
+    secret = "/root_of_another/x"
+
+    def forbidden(name):
+        honest = getattr(Path, name)
+
+        def ask(path, *arguments, **options):
+            if str(path).startswith("/root_of_another"):
+                raise PermissionError(errno.EACCES, "Permission denied", str(path))
+            return honest(path, *arguments, **options)
+
+        return ask
+
+    # As for a user who may not search the folder; the tests may run as one who may do everything.
+    for name in ("exists", "is_dir", "is_file", "stat", "open", "resolve"):
+        monkeypatch.setattr(Path, name, forbidden(name))
+    status, said, mistake = aura("sim", option, secret)
+    assert (status, said) == (2, "")
+    assert mistake.startswith("aura: ")
+    assert mistake.count("\n") == 1
+    assert secret in mistake
     assert list(tmp_path.iterdir()) == []
 
 
@@ -174,6 +205,57 @@ def test_reader_that_goes_away_is_no_error():
     run = program("sim", "--help", stdout=writer, stderr=subprocess.PIPE)
     os.close(writer)
     assert (run.returncode, run.stderr) == (0, "")
+
+
+# What a launch file alone can mean: where nodes live, and that nothing is recorded.
+OF_THE_LAUNCH_FILE = {"record", "namespace", "sim_python"}
+
+
+def test_launch_file_and_command_line_have_the_same_options():
+    of_the_command = {f.name for f in dataclasses.fields(cli.Sim)}
+    shared = {*SIM_OPTIONS, *POLICY_OPTIONS}
+    assert of_the_command == shared | {"record", "record_images", "json", "sim_python"}
+    tree = ast.parse((ROOT / "launch" / "libero_sim.launch.py").read_text())
+    imported = {
+        alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module == "aura_ros.nodes.options"
+        for alias in node.names
+    }
+    assert imported == {"SIM_OPTIONS", "POLICY_OPTIONS", "read_options", "same_limit"}
+    declared = {
+        node.args[0].value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and getattr(node.func, "id", "") == "DeclareLaunchArgument"
+        and isinstance(node.args[0], ast.Constant)
+    }
+    assert declared == OF_THE_LAUNCH_FILE, "an option of its own belongs into aura_ros.nodes.options"
+
+
+@pytest.mark.parametrize(
+    ("config_type", "options"), [(SimNodeConfig, SIM_OPTIONS), (PolicyNodeConfig, POLICY_OPTIONS)]
+)
+def test_every_shared_option_is_a_field_of_its_node(config_type, options):
+    assert set(options.values()) <= {f.name for f in dataclasses.fields(config_type)}
+
+
+def test_options_that_were_not_given_keep_the_values_of_the_yaml():
+    texts = dict.fromkeys(POLICY_OPTIONS, "") | {"policy_seed": "4", "gate_threshold": "0.25"}
+    values = read_options(texts, PolicyNodeConfig, POLICY_OPTIONS, not_given="")
+    assert values == {"seed": 4, "gate__threshold": 0.25}
+
+
+def test_mistake_in_a_shared_option_names_the_option_and_not_the_field():
+    texts = dict.fromkeys(POLICY_OPTIONS, "") | {"memory_state_dim": "0"}
+    with pytest.raises(UserError) as refused:
+        read_options(texts, PolicyNodeConfig, POLICY_OPTIONS, not_given="")
+    assert str(refused.value) == "memory_state_dim 0 is out of range; allowed: 1 to 1024"
+
+
+def test_simulator_is_given_the_limit_of_the_policy_and_no_other():
+    assert same_limit({"seed": 3}, {"action_limit": 5.0}) == {"seed": 3, "action_limit": 5.0}
+    assert same_limit({"seed": 3}, {"seed": 4}) == {"seed": 3}
 
 
 def test_action_limit_reaches_policy_and_simulator(monkeypatch, tmp_path):

@@ -92,6 +92,16 @@ def test_every_parameter_of_the_policy_node_is_described_and_its_default_allowed
     }
 
 
+@pytest.mark.parametrize("field", ["checkpoint", "memory__checkpoint"])
+@pytest.mark.parametrize("path", ["/no/where.safetensors", "a" * 256, "a\0b"], ids=["missing", "long", "nul"])
+def test_a_file_that_is_not_there_is_refused_before_anything_heavy_starts(field, path):
+    config = PolicyNodeConfig(**{field: path})
+    with pytest.raises(UserError, match="; give ") as refused:
+        config.check_files()
+    assert str(refused.value).startswith(f"{field.replace('__', ' ')} '{path}' ")
+    assert "\n" not in str(refused.value)
+
+
 @pytest.mark.parametrize("reference", [(), (0.0, 0.0, 1.0), (0.0, 0.0, 0.0, 0.0)])
 def test_an_orientation_reference_that_is_no_quaternion_is_refused(reference):
     with pytest.raises(UserError, match="proprio.orientation_reference .* is not a quaternion"):

@@ -7,62 +7,16 @@ import sys
 
 import numpy as np
 import pytest
+from tiny_backbone import INFO, TinyBackbone, tiny_memory
 
 from aura_ros.errors import UserError
-from aura_ros.memory import MemoryConfig, NumpyMemory, build_untrained
+from aura_ros.memory import NumpyMemory, build_untrained
 from aura_ros.policy import ActionRejected, Policy, PolicyConfig, load_memory, to_si
-from aura_ros.types import LIBERO_ACTION_SPEC, BackboneInfo, BackboneOutput, Observation
-
-HIDDEN = 24
-INFO = BackboneInfo(
-    name="fake",
-    hidden_dim=HIDDEN,
-    proprio_dim=8,
-    cameras=("agentview",),
-    action=LIBERO_ACTION_SPEC,
-    checkpoint="fake",
-    checkpoint_hash="0" * 64,
-    parameters=0,
-    trained=False,
-)
-
-
-class FakeBackbone:
-    """Gives a seeded stream of hidden states and chunks."""
-
-    def __init__(self, seed: int = 0) -> None:
-        self.info = INFO
-        self.rng = np.random.default_rng(seed)
-        self.poison: tuple[int, int, float] | None = None
-        self.bad_hidden = False
-        self.warm_ups = self.closes = 0
-
-    def infer(self, observation: Observation) -> BackboneOutput:
-        hidden = self.rng.standard_normal(HIDDEN).astype(np.float32)
-        chunk = self.rng.uniform(-1, 1, (8, 7)).astype(np.float32)
-        if self.poison:
-            row, column, value = self.poison
-            chunk[row, column] = value
-        if self.bad_hidden:
-            hidden[3] = np.nan
-        return BackboneOutput(hidden, chunk, {"forward": 1.0})
-
-    def warm_up(self) -> None:
-        self.warm_ups += 1
-
-    def close(self) -> None:
-        self.closes += 1
+from aura_ros.types import LIBERO_ACTION_SPEC, BackboneOutput, Observation
 
 
 def observation(stamp_ns: int = 5) -> Observation:
     return Observation({}, np.zeros(8, np.float32), "push the button", stamp_ns)
-
-
-def memory(residual: bool = True, **changes) -> NumpyMemory:
-    sizes = {"input_dim": HIDDEN, "out_dim": 56, "memory_step_period": 8, **changes}
-    return NumpyMemory.from_checkpoint(
-        build_untrained(MemoryConfig(input_kind="projection", residual=residual, **sizes))
-    )
 
 
 def state(policy: Policy) -> dict[str, bytes]:
@@ -70,7 +24,7 @@ def state(policy: Policy) -> dict[str, bytes]:
 
 
 def test_an_untrained_memory_leaves_the_base_chunk_as_it_is():
-    policy = Policy(FakeBackbone(), load_memory(INFO))
+    policy = Policy(TinyBackbone(), load_memory(INFO))
     for _ in range(4):
         step = policy.act(observation(stamp_ns=77))
         assert not step.memory_step.output.any()
@@ -80,7 +34,7 @@ def test_an_untrained_memory_leaves_the_base_chunk_as_it_is():
 
 
 def test_the_residual_is_added_in_controller_units_before_scaling():
-    policy = Policy(FakeBackbone(), memory(residual=False), PolicyConfig(action_limit=100))
+    policy = Policy(TinyBackbone(), tiny_memory(residual=False), PolicyConfig(action_limit=100))
     step = policy.act(observation())
     residual = step.memory_step.output.reshape(8, 7)
     assert np.abs(residual).max() > 1e-3
@@ -93,17 +47,17 @@ def test_the_residual_is_added_in_controller_units_before_scaling():
 
 
 def test_a_step_stays_valid_after_the_next_one():
-    policy = Policy(FakeBackbone(), memory(residual=False), PolicyConfig(action_limit=100))
-    first = policy.act(observation())
+    policy = Policy(TinyBackbone(), tiny_memory(residual=False), PolicyConfig(action_limit=100))
+    first = policy.act(observation(1))
     kept = first.memory_step.output.copy()
-    assert not np.array_equal(policy.act(observation()).memory_step.output, kept)
+    assert not np.array_equal(policy.act(observation(2)).memory_step.output, kept)
     np.testing.assert_array_equal(first.memory_step.output, kept)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1.51, -1.51])
 def test_a_bad_action_is_rejected_by_name_and_never_clamped(value):
-    backbone = FakeBackbone()
-    policy = Policy(backbone, memory())
+    backbone = TinyBackbone()
+    policy = Policy(backbone, tiny_memory())
     backbone.poison = (3, 5, value)
     with pytest.raises(ActionRejected, match=r"row 3, 'yaw'.*1\.5") as caught:
         policy.act(observation())
@@ -114,15 +68,57 @@ def test_a_bad_action_is_rejected_by_name_and_never_clamped(value):
 
 
 def test_the_limit_itself_is_allowed():
-    backbone = FakeBackbone()
+    backbone = TinyBackbone()
     backbone.poison = (0, 0, 1.5)
-    assert Policy(backbone, memory()).act(observation()).chunk.data[0, 0] == pytest.approx(0.075)
+    assert Policy(backbone, tiny_memory()).act(observation()).chunk.data[0, 0] == pytest.approx(0.075)
+
+
+@pytest.mark.parametrize("stamp_ns", range(3))
+def test_a_residual_moves_a_binary_columns_decision_and_never_its_values(stamp_ns):
+    policy = Policy(
+        TinyBackbone(binary_columns=(6,)), tiny_memory(residual=False), PolicyConfig(action_limit=100)
+    )
+    step = policy.act(observation(stamp_ns))
+    residual = step.memory_step.output.reshape(8, 7)[:, 6]
+    assert np.abs(residual).max() > 1e-3
+    gripper = step.chunk.data[:, 6]
+    assert set(gripper) <= {0.0, 1.0}
+    np.testing.assert_array_equal(gripper, step.base_chunk[:, 6] + residual > 0.5)
+    # The other columns are numbers still.
+    assert len(set(step.chunk.data[:, 5])) == 8
+
+
+def test_a_residual_can_turn_a_binary_column_over():
+    backbone = TinyBackbone(binary_columns=(6,))
+    untrained = load_memory(backbone.info)
+    checkpoint = build_untrained(untrained.config)
+    bias = np.zeros((8, 7), np.float32)
+    bias[:, 6] = -0.9
+    arrays = {**checkpoint.arrays, "head.action.4.bias": bias.reshape(-1)}
+    step = Policy(backbone, NumpyMemory.from_arrays(checkpoint.config, arrays)).act(observation(2))
+    assert set(step.base_chunk[:, 6]) == {0.0, 1.0}
+    assert not step.chunk.data[:, 6].any()
+
+
+def test_the_compact_backbone_tells_its_gripper_column():
+    from aura_ros.backbones import load_backbone
+
+    info = load_backbone("compact").info
+    assert [info.action.names[column] for column in info.binary_columns] == ["gripper"]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 7.0, -7.0])
+def test_a_bad_value_in_a_binary_column_is_rejected_and_not_decided(value):
+    backbone = TinyBackbone(binary_columns=(6,))
+    backbone.poison = (4, 6, value)
+    with pytest.raises(ActionRejected, match="row 4, 'gripper'"):
+        Policy(backbone, tiny_memory(residual=False), PolicyConfig(action_limit=5)).act(observation())
 
 
 def test_a_rejected_chunk_leaves_the_memory_as_the_same_step_without_rejection_does():
-    rejecting, accepting = FakeBackbone(), FakeBackbone()
+    rejecting, accepting = TinyBackbone(), TinyBackbone()
     rejecting.poison = (0, 0, np.nan)
-    rejected, accepted = Policy(rejecting, memory()), Policy(accepting, memory())
+    rejected, accepted = Policy(rejecting, tiny_memory()), Policy(accepting, tiny_memory())
     with pytest.raises(ActionRejected) as caught:
         rejected.act(observation())
     step = accepted.act(observation())
@@ -134,8 +130,8 @@ def test_a_rejected_chunk_leaves_the_memory_as_the_same_step_without_rejection_d
 
 
 def test_a_hidden_state_that_is_not_finite_leaves_the_memory_untouched():
-    backbone = FakeBackbone()
-    policy = Policy(backbone, memory())
+    backbone = TinyBackbone()
+    policy = Policy(backbone, tiny_memory())
     policy.act(observation())
     before = state(policy)
     backbone.bad_hidden = True
@@ -145,8 +141,8 @@ def test_a_hidden_state_that_is_not_finite_leaves_the_memory_untouched():
 
 
 def test_warm_up_does_not_touch_the_memory_and_reset_clears_it():
-    backbone = FakeBackbone()
-    policy = Policy(backbone, memory())
+    backbone = TinyBackbone()
+    policy = Policy(backbone, tiny_memory())
     for _ in range(3):
         policy.act(observation())
     before = state(policy)
@@ -166,14 +162,14 @@ def test_warm_up_does_not_touch_the_memory_and_reset_clears_it():
 )
 def test_a_memory_made_for_another_policy_is_refused_with_both_numbers(field, found, wanted):
     with pytest.raises(UserError, match=rf"{field} is {found} but must be {wanted}"):
-        Policy(FakeBackbone(), memory(**{field: found}))
+        Policy(TinyBackbone(), tiny_memory(**{field: found}))
 
 
 def test_the_step_period_of_the_config_counts():
     config = PolicyConfig(memory_step_period=4)
-    Policy(FakeBackbone(), load_memory(INFO, memory_step_period=4), config)
+    Policy(TinyBackbone(), load_memory(INFO, memory_step_period=4), config)
     with pytest.raises(UserError, match="memory_step_period is 8 but must be 4"):
-        Policy(FakeBackbone(), load_memory(INFO), config)
+        Policy(TinyBackbone(), load_memory(INFO), config)
 
 
 @pytest.mark.parametrize("limit", [0.0, -1.0, float("nan"), float("inf")])
@@ -202,12 +198,12 @@ def test_an_untrained_memory_depends_on_its_seed_alone(tmp_path):
 
 
 def test_a_backbone_whose_chunk_differs_from_its_info_is_refused():
-    class Short(FakeBackbone):
+    class Short(TinyBackbone):
         def infer(self, observation: Observation) -> BackboneOutput:
-            return BackboneOutput(np.zeros(HIDDEN, np.float32), np.zeros((4, 7), np.float32))
+            return BackboneOutput(np.zeros(INFO.hidden_dim, np.float32), np.zeros((4, 7), np.float32))
 
     with pytest.raises(UserError, match=r"\[4, 7\].*\[8, 7\]"):
-        Policy(Short(), memory()).act(observation())
+        Policy(Short(), tiny_memory()).act(observation())
 
 
 def test_importing_the_policy_imports_no_torch():

@@ -20,6 +20,7 @@ from aura_ros.errors import UserError
 from aura_ros.geometry import GRIPPER_DOWN_XYZW, quaternion_to_axis_angle
 from aura_ros.sim import SUITES, ActionError, EpisodeConfig, LiberoEnv, checks, proprio
 from aura_ros.sim import libero as sim_libero
+from aura_ros.sim.official import official_init_states, official_task
 from aura_ros.sim.runtime import SetupError, current_gl, load_benchmark
 
 _missing = [name for name in ("libero", "robosuite", "mujoco") if importlib.util.find_spec(name) is None]
@@ -281,7 +282,7 @@ def test_reset_sets_the_official_initial_state_asked_for(env, monkeypatch):
 
 
 def test_init_states_are_byte_identical_to_the_published_ones():
-    states = sim_libero.official_init_states(EpisodeConfig())
+    states = official_init_states(EpisodeConfig())
     assert states.shape == (50, 123)
     assert hashlib.sha256(states.tobytes()).hexdigest() == INIT_STATES_SHA256
 
@@ -295,7 +296,7 @@ def test_tasks_have_liberos_order_and_instructions(suite):
         official = load_benchmark().get_benchmark(suite)()
     assert official.get_num_tasks() == SUITES[suite].tasks
     for task in range(SUITES[suite].tasks):
-        assert sim_libero.official_task(EpisodeConfig(suite=suite, task=task)) == official.get_task(task)
+        assert official_task(EpisodeConfig(suite=suite, task=task)) == official.get_task(task)
 
 
 def test_instruction_and_limits_come_from_the_task(env):

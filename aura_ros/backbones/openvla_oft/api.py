@@ -101,6 +101,7 @@ class OpenVlaOft:
             parameters=sum(parameter.numel() for parameter in self._model.parameters()),
             trained=checkpoint.trained,
             image_rotation="mirror left-right" if config.image.mirror else "none",
+            binary_columns=config.binary_columns,
         )
 
     @classmethod
