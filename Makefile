@@ -42,6 +42,7 @@ $(VENV)/.deps: pyproject.toml constraints.txt tools/requirements.py
 	@test -x $(PY) || $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "aura_ros: Python %d.%d is too old; 3.10 or newer is needed (make PYTHON=python3.11 ...)" % sys.version_info[:2])'
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PY) tools/requirements.py $(EXTRAS) > $(VENV)/requirements.txt
+	@echo "installing about 3.5 GB of packages into $(VENV); a few minutes the first time"
 	$(PY) -m pip install -q -c constraints.txt -r $(VENV)/requirements.txt
 	@touch $@
 

@@ -136,7 +136,7 @@ def parse(arguments: list[str]) -> Any:
 def main() -> None:
     """Entry point of the `aura` command: 0 done, 1 failed, 2 a mistake in what was given (one line says which).
 
-    `aura sim` ends with 0 on INT and TERM, as its episode until then is whole; the others with 130 on INT.
+    INT ends with 0; `aura sim` sums up the episode until then, also on TERM.
     """
     try:
         command = parse(sys.argv[1:])
@@ -146,7 +146,7 @@ def main() -> None:
         sys.stderr.write(f"aura: {mistake}\n")
         status = 2
     except KeyboardInterrupt:
-        status = 130
+        status = 0
     except PermissionError as refused:
         sys.stderr.write(
             f"aura: '{refused.filename}' may not be read or written by you; give a place that may\n"
@@ -156,6 +156,10 @@ def main() -> None:
         # The reader of our output went away (`aura ... | head`).
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 0
+    except OSError as failed:
+        where = f" ('{failed.filename}')" if failed.filename else ""
+        sys.stderr.write(f"aura: {failed.strerror or failed}{where}\n")
+        status = 1
     sys.exit(status)
 
 

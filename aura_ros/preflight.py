@@ -19,6 +19,7 @@ from aura_ros.errors import UserError
 from aura_ros.nodes.policy_config import PolicyNodeConfig
 from aura_ros.report.bag import incomplete
 
+RENDERERS = ("osmesa", "egl", "glfw")
 MAX_DOMAIN = 232  # the highest whose ports exist
 QUICK_DISCOVERY = "fastdds_fast_discovery.xml"
 
@@ -47,14 +48,21 @@ def check_policy_files(config: PolicyNodeConfig) -> None:
 
 def check_json(path: Path) -> None:
     """Raises UserError unless the file can be written."""
-    reason = "is a folder" if path.is_dir() else _why_not_writable(path.resolve().parent)
+    if path.exists() and not path.is_file():
+        reason = "is a folder" if path.is_dir() else "is no regular file"
+    else:
+        reason = _why_not_writable(path.resolve().parent)
     if reason:
         raise UserError(f"json '{path}' cannot be written ({reason}); give a file in a folder you may write")
 
 
 def check_bag(bag: Path) -> None:
     """Raises UserError unless the bag directory can be made and hides no older recording."""
-    if bag.exists() and (not bag.is_dir() or any(bag.iterdir())):
+    try:
+        taken = bag.exists() and (not bag.is_dir() or any(bag.iterdir()))
+    except OSError as error:
+        raise UserError(f"record '{bag}' cannot be made ({error.strerror}); give another directory") from None
+    if taken:
         raise UserError(f"record '{bag}' exists and is not empty; give a new directory or remove it")
     if incomplete(bag).exists():
         raise UserError(
@@ -131,7 +139,14 @@ def ros_domain_of_its_own() -> Iterator[None]:
         os.close(lock)
 
 
-def prepare_environment(share: Path) -> None:
+def check_renderer() -> None:
+    """Raises UserError for a MUJOCO_GL that MuJoCo does not know."""
+    renderer = os.environ.get("MUJOCO_GL", "osmesa")
+    if renderer not in RENDERERS:
+        raise UserError(f"MUJOCO_GL '{renderer}' is not known; choose one of: {', '.join(RENDERERS)}")
+
+
+def prepare_environment(share: Path, logs: Path) -> None:
     """Defaults that a person's own settings override: this machine only, quick discovery, rendering off screen."""
     os.environ.setdefault("ROS_AUTOMATIC_DISCOVERY_RANGE", "LOCALHOST")
     profile = share / "config" / QUICK_DISCOVERY
@@ -140,3 +155,5 @@ def prepare_environment(share: Path) -> None:
         old = os.environ.get("ROS_DISTRO") in ("humble", "iron", "jazzy")
         os.environ.setdefault(f"{'FASTRTPS' if old else 'FASTDDS'}_DEFAULT_PROFILES_FILE", str(profile))
     os.environ.setdefault("MUJOCO_GL", "osmesa")
+    # Beside the nodes' output, and also where there is no home folder.
+    os.environ.setdefault("ROS_LOG_DIR", str(logs))

@@ -23,6 +23,7 @@ from aura_ros.preflight import (
     check_json,
     check_policy_files,
     check_python,
+    check_renderer,
     node_config,
     prepare_environment,
     ros_domain_of_its_own,
@@ -85,6 +86,7 @@ def run_sim(
         if json_path is not None:
             check_json(json_path)
         check_bag(bag)
+        check_renderer()
         python = check_python(sim_python)
         with ros_domain_of_its_own():
             if interrupted():
@@ -95,7 +97,9 @@ def run_sim(
                 raise UserError(
                     f"folder '{run_directory}' cannot be made ({error.strerror}); run where you may write"
                 ) from None
-            prepare_environment(share)
+            prepare_environment(share, (run_directory / "logs").resolve())
+            if json_path is not None:
+                json_path.unlink(missing_ok=True)  # an older result must not be taken for this run's
 
             # rclpy is imported here: `aura --help` and mistakes above need no ROS.
             from aura_ros.nodes.supervisor import Plan, Supervisor
@@ -148,6 +152,7 @@ def _conclude(outcome: Any, bag: Path, json_path: Path | None, console: Console)
         return code
     summary = summarize(bag, outcome.seen)
     if json_path is not None:
+        json_path = json_path.resolve()  # a link stays one
         temporary = json_path.with_name(f".{json_path.name}.tmp")
         try:
             temporary.write_text(json.dumps(summary, indent=2) + "\n")
@@ -180,7 +185,12 @@ def summarize(bag: Path, seen: Any) -> dict[str, Any]:
     chunks = {(message.epoch, message.sequence) for message in by_end["action_chunk"]}
     last = statuses[-1] if statuses else None
     episode = counted.episodes[-1] if counted.episodes else None
-    steps = episode.steps if episode else 0
+    # Without the simulator's last word: the steps that led to the last observation.
+    stamps = [m.message.header.stamp for m in read_bag(bag) if m.topic.endswith("/action_chunk")]
+    seen_s = (
+        stamps[-1].sec - stamps[0].sec + (stamps[-1].nanosec - stamps[0].nanosec) / 1e9 if stamps else 0.0
+    )
+    steps = episode.steps if episode else round(seen_s / CONTROL_PERIOD_S)
     seconds = steps * CONTROL_PERIOD_S
     return {
         "success": bool(episode and episode.success),

@@ -32,7 +32,7 @@ def write_state(state: State, weights_hash: str, path: str | os.PathLike[str], e
     target = Path(path)
     if not target.name or "\0" in str(path):
         raise UserError(f"path {str(path)!r} names no file; give one, such as memory.safetensors")
-    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
+    temporary = target.with_name(f".{uuid.uuid4().hex}.tmp")
     metadata = {"format": FORMAT, "weights_hash": weights_hash, "epoch": str(epoch)}
     try:
         # Whoever may call the service must not be able to replace other files of this user.

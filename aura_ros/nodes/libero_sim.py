@@ -45,6 +45,8 @@ class LiberoSim(Node):
         super().__init__("libero_sim", **node_options)
         self.finished = threading.Event()
         self.exit_code = 0
+        # While true, INT and TERM end the process at once: nothing was published, and LIBERO takes its time.
+        self.loading = True
         self.config = parameters.declare(self, SimNodeConfig)
         self._stopping = threading.Event()
         self._news = threading.Condition()
@@ -149,6 +151,7 @@ class LiberoSim(Node):
     def _begin(self, env: LiberoEnv) -> None:
         msg = self._episode_msg
         msg.episode = time.time_ns()
+        self.loading = False
         msg.phase = EpisodeStatus.STARTED
         msg.task_name, msg.instruction, msg.max_steps = env.task_name, env.instruction, env.max_steps
         msg.header.stamp = conversions.to_time(START_NS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -123,6 +124,9 @@ class PolicyNodeConfig:
                 f"proprio.orientation_reference {list(reference)} is not a quaternion; give four numbers "
                 "[x, y, z, w], not all zero"
             )
+
+        if re.fullmatch(r"cpu|cuda(:\d+)?", self.device) is None:
+            raise UserError(f"device '{self.device}' is not known; allowed: cpu, cuda, cuda:0, cuda:1, ...")
 
     def check_files(self) -> None:
         """Refuse paths that do not exist, before anything heavy is started. Raises UserError."""

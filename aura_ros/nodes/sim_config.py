@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from aura_ros.config import check_fields, option
+from aura_ros.errors import UserError
 from aura_ros.sim.suites import SUITES, EpisodeConfig
 
 # EpisodeStatus.reason of an episode that a signal to the simulator ended.
 INTERRUPTED = "interrupted"
+
+
+MIN_RATE = 0.1  # below, an episode would take hours without a sign of life
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,10 @@ class SimNodeConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if 0 < self.rate < MIN_RATE:
+            raise UserError(
+                f"rate {self.rate} is out of range; allowed: 0 (as fast as it goes) or {MIN_RATE} to 1000"
+            )
         self.episode()
 
     def episode(self) -> EpisodeConfig:
