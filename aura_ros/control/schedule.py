@@ -19,7 +19,7 @@ class QuerySchedule:
         The same messages again would be a memory step about nothing new. A late query shifts the grid instead of
         causing a burst.
         """
-        if steady_ns < self._next_ns:
+        if steady_ns < self._next_ns or stamps == self._used:
             return False
         self._used = dict(stamps)
         following = self._next_ns + self.step_ns

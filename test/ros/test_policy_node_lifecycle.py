@@ -38,6 +38,7 @@ def options(**parameters) -> list[str]:
     [
         ("mode", "turbo", ("mode", "'turbo'", "lockstep, realtime")),
         ("mode", "7", ("mode", "7", "a string")),
+        ("device", "tpu", ("device", "'tpu'", "cpu, cuda, cuda:0")),
         ("seed", "0.5", ("seed", "0.5", "an integer")),
         ("seed", "-1", ("seed", "-1", "0 to")),
         ("image_max_age", "abc", ("image_max_age", "'abc'", "a number")),
@@ -118,7 +119,7 @@ def test_an_instruction_stays_the_text_that_it_is(ros, tmp_path, text):
         ({"backbone": "openvla_oft"}, "no checkpoint"),
         ({"memory__checkpoint": "/nowhere/memory.safetensors"}, "/nowhere/memory.safetensors"),
         ({"proprio__sources": ["pose:ee_pose"]}, "proprio.sources make 6 values"),
-        ({"device": "tpu"}, "'tpu'"),
+        ({"device": "cuda:99"}, "cuda:99"),
         ({"unnorm_key": "nothing"}, "'nothing'"),
     ],
 )

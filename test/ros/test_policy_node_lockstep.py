@@ -168,7 +168,9 @@ def test_reset_never_keeps_the_memory_over_an_episodes_start(ros):
     second = []
     for number, begin in ((1, 0), (2, 10)):
         driver.start_episode(number, stamp_of(begin))
-        ros.spin_until(lambda n=number: (running.worker._episode or (0, (0,)))[1][0] == n, what="the next episode")
+        ros.spin_until(
+            lambda n=number: (running.worker._episode or (0, (0,)))[1][0] == n, what="the next episode"
+        )
         second += [driver.query(begin, seed=50 + number), driver.query(begin + 1)]
     chunks = first + second
     assert {chunk.epoch for chunk in chunks} == {running.worker.epoch}

@@ -229,7 +229,9 @@ FIRST = {"episode": 1, "suite": "libero_10", "task": 0, "init_state": 0, "seed":
 
 
 @pytest.mark.parametrize(
-    "changed", [{"episode": 2}, {"suite": "libero_object"}, {"task": 1}, {"init_state": 1}, {"seed": 8}], ids=str
+    "changed",
+    [{"episode": 2}, {"suite": "libero_object"}, {"task": 1}, {"init_state": 1}, {"seed": 8}],
+    ids=str,
 )
 def test_an_episode_is_told_from_the_one_before_by_any_part_of_its_identity(rig, changed):
     rig.worker.episode_started(STEP_NS, *FIRST.values())

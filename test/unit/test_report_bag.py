@@ -4,6 +4,7 @@ import json
 import os
 import resource
 import struct
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -249,12 +250,18 @@ def test_repair_refuses_what_is_no_interrupted_recording(tmp_path: Path):
         repair_bag(tmp_path / "bag")
 
 
-@pytest.fixture
-def file_size_limit():
-    """Let files grow to a given size only: the kernel's answer is an OSError, as on a full disk."""
+@contextmanager
+def file_size_limit(size: int):
+    """Let files grow to a given size only: the kernel's answer is an OSError, as on a full disk.
+
+    Ends before the test does: pytest's own output may go to a file too.
+    """
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def fill(writer: BagWriter) -> str:
@@ -267,10 +274,10 @@ def fill(writer: BagWriter) -> str:
     return str(caught.value)
 
 
-def test_full_disk_is_one_error_and_the_bag_until_then_is_whole(tmp_path: Path, file_size_limit):
+def test_full_disk_is_one_error_and_the_bag_until_then_is_whole(tmp_path: Path):
     writer = BagWriter(tmp_path / "bag", TOPICS)
-    file_size_limit(200_000)
-    message = fill(writer)
+    with file_size_limit(200_000):
+        message = fill(writer)
     kept = steps(tmp_path / "bag")
     assert f"the {len(kept)} messages until then are in {tmp_path / 'bag'}" in message
     assert len(kept) >= 900
@@ -280,25 +287,27 @@ def test_full_disk_is_one_error_and_the_bag_until_then_is_whole(tmp_path: Path, 
     writer.close()
 
 
-def test_full_disk_without_room_for_the_index_leaves_a_repairable_recording(tmp_path: Path, file_size_limit):
+def test_full_disk_without_room_for_the_index_leaves_a_repairable_recording(tmp_path: Path):
     writer = BagWriter(tmp_path / "bag", TOPICS)
     for index in range(100):
         writer.write(GATE.name, START_NS + index, gate_event(index))
     writer.flush()
-    file_size_limit((tmp_path / "bag.incomplete" / "bag_0.mcap").stat().st_size + 50)
-    assert "repair_bag" in fill(writer)
+    with file_size_limit((tmp_path / "bag.incomplete" / "bag_0.mcap").stat().st_size + 50):
+        assert "repair_bag" in fill(writer)
     assert not (tmp_path / "bag").exists()
-    file_size_limit(resource.RLIM_INFINITY)
     repair_bag(tmp_path / "bag")
     assert steps(tmp_path / "bag") == list(range(1, 101))
 
 
-def test_full_disk_at_close_is_the_same_error(tmp_path: Path, file_size_limit):
+def test_full_disk_at_close_is_the_same_error(tmp_path: Path):
     writer = BagWriter(tmp_path / "bag", TOPICS)
     writer.write(GATE.name, START_NS, gate_event(0))
     writer.flush()
-    file_size_limit((tmp_path / "bag.incomplete" / "bag_0.mcap").stat().st_size + 50)
-    with pytest.raises(UserError, match=r"the 1 messages until then are in .*incomplete"):
+    limit = (tmp_path / "bag.incomplete" / "bag_0.mcap").stat().st_size + 50
+    with (
+        file_size_limit(limit),
+        pytest.raises(UserError, match=r"the 1 messages until then are in .*incomplete"),
+    ):
         writer.close()
     writer.close()
 
