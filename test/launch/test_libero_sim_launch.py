@@ -26,7 +26,7 @@ BAD_ARGUMENTS = {
     "init_state:=50": "init_state 50 is out of range",
     "backbone:=x": "backbone 'x' is not known; choose one of: compact, openvla_oft",
     "checkpoint:=/nope": "checkpoint '/nope' does not exist",
-    "memory_state_dim:=0": "memory__state_dim 0 is out of range; allowed: 1 to 1024",
+    "memory_state_dim:=0": "memory_state_dim 0 is out of range; allowed: 1 to 1024",
 }
 
 
