@@ -113,7 +113,9 @@ def test_only_nodes_import_ros(path):
 def test_command_line_imports_nodes_only_when_needed(path):
     nodes = {m for m in imports(path, top_level_only=True) if m.startswith("aura_ros.nodes")}
     # Names imported from an allowed module are its own.
-    assert {m for m in nodes if m not in NODES_WITHOUT_ROS and m.rpartition(".")[0] not in READ_EARLY} == set()
+    assert {
+        m for m in nodes if m not in NODES_WITHOUT_ROS and m.rpartition(".")[0] not in READ_EARLY
+    } == set()
 
 
 @pytest.mark.parametrize(
