@@ -16,6 +16,7 @@ from aura_ros.backbones.openvla_oft.config import ImageConfig, LanguageConfig, O
 
 DATA = Path(__file__).parent / "data" / "openvla_oft_tiny"
 EMBED = "language_model.model.embed_tokens.weight"
+LM_HEAD = "language_model.lm_head.weight"
 EMPTY_SPACE_ID = 29871
 
 
@@ -31,7 +32,7 @@ def golden() -> dict[str, np.ndarray]:
         return dict(stored)
 
 
-def tiny_config(cameras: int, proprio_dim: int) -> OftConfig:
+def tiny_config(cameras: int = 2, proprio_dim: int = 8, **changes) -> OftConfig:
     raw = json.loads((DATA / "tiny_config.json").read_text())
     dino, siglip, text = raw["timm_dino"], raw["timm_siglip"], raw["hf_config"]["text_config"]
     return OftConfig(
@@ -62,25 +63,40 @@ def tiny_config(cameras: int, proprio_dim: int) -> OftConfig:
             vocab=text["vocab_size"],
         ),
         proprio_dim=proprio_dim,
+        **changes,
     )
 
 
-def tiny_tensors(proprio: bool) -> dict[str, torch.Tensor]:
-    other_heads = ("noisy_action_projector.", "diffusion_head.", "film.")
-    if not proprio:
-        other_heads += ("proprio_projector.",)
+def tiny_tensors(config: OftConfig) -> dict[str, torch.Tensor]:
+    """The stored weights that this configuration reads, and what a checkpoint holds besides."""
     stored = load_file(DATA / "tiny_weights.safetensors")
-    tensors = {name: tensor for name, tensor in stored.items() if not name.startswith(other_heads)}
-    random = np.random.RandomState(zlib.crc32(EMBED.encode()) & 0x7FFFFFFF)
-    tensors[EMBED] = torch.from_numpy((0.5 * random.standard_normal((32064, 64))).astype(np.float32))
+    tensors = {}
+    skip = [
+        *(["proprio_projector."] if not config.proprio_dim else []),
+        *(["film."] if not config.film else []),
+        *(["noisy_action_projector.", "diffusion_head."] if config.head != "diffusion" else []),
+        *(["action_head."] if config.head != "l1" else []),
+    ]
+    for name, tensor in stored.items():
+        if not name.startswith(tuple(skip)):
+            name = name.removeprefix("film.").replace("diffusion_head.", "action_head.")
+            # FiLM's layers of the last block are never read, nor built.
+            tensors[name] = tensor
+    tensors[EMBED] = 0.5 * regenerated(EMBED)
+    if config.head == "discrete":
+        tensors[LM_HEAD] = regenerated(LM_HEAD) / 8.0  # sqrt(64)
     return tensors
 
 
-def tiny_model(cameras: int = 2, proprio_dim: int = 8, dtype: str = "float32") -> OpenVlaOft:
+def regenerated(name: str) -> torch.Tensor:
+    random = np.random.RandomState(zlib.crc32(name.encode()) & 0x7FFFFFFF)
+    return torch.from_numpy(random.standard_normal((32064, 64)).astype(np.float32))
+
+
+def tiny_model(cameras: int = 2, proprio_dim: int = 8, dtype: str = "float32", **changes) -> OpenVlaOft:
     statistics = json.loads((DATA / "dataset_statistics.json").read_text())
-    checkpoint = Checkpoint(
-        tiny_config(cameras, proprio_dim), statistics, tiny_tensors(proprio_dim > 0), trained=False
-    )
+    config = tiny_config(cameras, proprio_dim, **changes)
+    checkpoint = Checkpoint(config, statistics, tiny_tensors(config), trained=False)
     return OpenVlaOft(checkpoint, source="tiny", dtype=dtype, tokenizer=NoTokenizer())
 
 

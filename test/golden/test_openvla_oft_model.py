@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import types
+import warnings
 
 import numpy as np
 import pytest
@@ -13,12 +14,24 @@ from openvla_oft_tiny import DATA, EMBED, golden, prompt_tensor, tiny_model, tin
 
 from aura_ros.backbones.openvla_oft.api import OpenVlaOft
 from aura_ros.backbones.openvla_oft.config import OPENVLA_OFT_7B
+from aura_ros.backbones.openvla_oft.diffusion import signal_shares, step_embedding, timesteps
 from aura_ros.backbones.openvla_oft.language import BidirectionalLlama
 from aura_ros.backbones.openvla_oft.model import build_on_meta, load_weights, unused_key
 from aura_ros.errors import UserError
 
 ATOL = 1e-4
-RUNS = {"A": (2, 8), "B": (1, 0)}
+RUNS = {
+    "A": {},
+    "B": {"cameras": 1, "proprio_dim": 0},
+    "C": {"cameras": 1, "proprio_dim": 0, "head": "discrete"},
+    "E": {"head": "diffusion", "diffusion_steps": 5},
+    "F": {"film": True},
+}
+STAGES = {
+    "A": {"patch_features", "projected_patches", "inputs_embeds", "layer0_out", "actions_normalised"},
+    "B": {"patch_features", "projected_patches", "inputs_embeds", "layer0_out"},
+    "F": {"patch_features", "projected_patches"},
+}
 
 
 @pytest.fixture(scope="module")
@@ -28,14 +41,15 @@ def recorded() -> dict[str, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def models() -> dict[str, OpenVlaOft]:
-    return {run: tiny_model(cameras, proprio) for run, (cameras, proprio) in RUNS.items()}
+    return {run: tiny_model(**changes) for run, changes in RUNS.items()}
 
 
 def run_inputs(recorded, run):
-    cameras, proprio_dim = RUNS[run]
-    ids = prompt_tensor(recorded["in.input_ids"])
-    pixels = torch.from_numpy(recorded["in.pixel_values"][:, : 6 * cameras])
-    return ids, pixels, torch.from_numpy(recorded["in.proprio_normalised"]) if proprio_dim else None
+    """ids, pixels, proprioception and noise, as arrays: the empty-space token is ours to append."""
+    config = RUNS[run]
+    pixels = recorded["in.pixel_values"][:, : 6 * config.get("cameras", 2)]
+    proprio = recorded["in.proprio_normalised"] if config.get("proprio_dim", 8) else None
+    return recorded["in.input_ids"], pixels, proprio, recorded["in.E_noise"] if run == "E" else None
 
 
 def run_stages(model: OpenVlaOft, inputs) -> dict[str, np.ndarray]:
@@ -57,7 +71,7 @@ def run_stages(model: OpenVlaOft, inputs) -> dict[str, np.ndarray]:
             keep("inputs_embeds", lambda args, kwargs, out: kwargs["inputs_embeds"]), with_kwargs=True
         ),
         net.language_model.model.layers[0].register_forward_hook(keep("layer0_out"), with_kwargs=True),
-        net.action_head.register_forward_hook(
+        (net.language_model.lm_head or net.action_head).register_forward_hook(
             keep("head_hidden_slice", lambda args, kwargs, out: args[0]), with_kwargs=True
         ),
     ]
@@ -74,10 +88,58 @@ def run_stages(model: OpenVlaOft, inputs) -> dict[str, np.ndarray]:
 def test_every_stage_equals_the_reference(run, models, recorded):
     stages = run_stages(models[run], run_inputs(recorded, run))
     expected = {name[2:]: value for name, value in recorded.items() if name.startswith(f"{run}.")}
-    assert {"patch_features", "inputs_embeds", "last_hidden", "actions"} <= expected.keys() <= stages.keys()
+    assert STAGES.get(run, set()) | {"last_hidden", "head_hidden_slice", "actions"} == expected.keys() - {
+        "timesteps"
+    }
+    if run == "E":
+        np.testing.assert_array_equal(timesteps(RUNS["E"]["diffusion_steps"]), expected.pop("timesteps"))
     for name, value in expected.items():
         assert stages[name].shape == value.shape, name
-        np.testing.assert_allclose(stages[name], value, rtol=0, atol=ATOL, err_msg=name)
+        # Five passes each multiply a difference of 1e-6 by about 2.5, the last norm by another 50; the last pass
+        # alone is held to ATOL by the next test.
+        atol = 1e-2 if run == "E" and name != "actions" else ATOL
+        np.testing.assert_allclose(stages[name], value, rtol=0, atol=atol, err_msg=name)
+
+
+def test_the_last_denoising_pass_equals_the_reference_from_its_own_noisy_actions(models, recorded):
+    """The noisy actions before it follow from the recorded end: DDIM's last step solved for its input."""
+    model, net = models["E"], models["E"].model
+    bounds = model.statistics.action
+    low, high = np.asarray(bounds.low), np.asarray(bounds.high)
+    scaled = 2 * (recorded["E.actions"] - low) / (high - low + 1e-8) - 1
+    clean = torch.from_numpy(np.where(bounds.mask, scaled, recorded["E.actions"]))[None]
+    assert clean.abs().max() < 0.999  # a clipped value could not be solved for
+    ids, *inputs, _ = run_inputs(recorded, "E")
+    with torch.inference_mode():
+        share = signal_shares()[0]
+        predicted = net.action_head(torch.from_numpy(recorded["E.head_hidden_slice"]))
+        noisy = (clean * share**0.5 + predicted * (1 - share) ** 0.5).float()
+        prefix = net.prefix(
+            prompt_tensor(ids), *(torch.from_numpy(x).reshape(1, *x.shape[-3:]) for x in inputs)
+        )
+        step = step_embedding(0, prefix.shape[-1]).expand(1, 1, -1)
+        embeds, _ = net.assemble(
+            prompt_tensor(ids), torch.cat([prefix, step], dim=1), None, net.noisy_action_projector(noisy)
+        )
+        hidden = net.language_model(embeds)
+    np.testing.assert_allclose(hidden.numpy(), recorded["E.last_hidden"], rtol=0, atol=ATOL)
+
+
+def test_a_padded_batch_equals_the_reference_on_every_row_in_use(models, recorded):
+    ids, in_use = torch.from_numpy(recorded["in.P_input_ids"]), recorded["in.P_attention_mask"]
+    # The reference's ids go on with the actions and </s>, which our layout adds itself.
+    lengths = [int(used.sum()) - 57 for used in in_use]
+    assert lengths[0] != lengths[1]
+    pixels = np.concatenate([recorded["in.pixel_values"], recorded["in.P_pixel_values_row1"]])
+    with torch.inference_mode():
+        output = models["A"].model(
+            ids, torch.from_numpy(pixels), torch.from_numpy(recorded["in.P_proprio"]), lengths
+        )
+    for row, length in enumerate(lengths):
+        rows = models["A"].config.prefix_rows + length + 57
+        expected = recorded["P.last_hidden"][row, :rows]
+        np.testing.assert_allclose(output.hidden_states[row, :rows].numpy(), expected, rtol=0, atol=ATOL)
+        np.testing.assert_allclose(output.pooled[row].numpy(), expected.mean(axis=0), rtol=0, atol=1e-5)
 
 
 def test_pooled_is_the_mean_of_the_final_norm_over_the_whole_sequence(models, recorded):
@@ -90,8 +152,8 @@ def test_a_causal_trunk_fails_the_start_up_check(models, recorded):
     model = tiny_model()
     trunk = model.model.language_model
     trunk.check_bidirectional()
-    bidirectional = type(trunk).attention_mask
-    trunk.attention_mask = types.MethodType(lambda self, valid: bidirectional(self, valid).tril(), trunk)
+    causal = lambda self, rows, valid, device: torch.ones(1, 1, rows, rows, dtype=torch.bool).tril()  # noqa: E731
+    trunk.attention_mask = types.MethodType(causal, trunk)
     # The patched model must be the reference's causal run, else the check below proves nothing.
     np.testing.assert_allclose(
         model.predict(*run_inputs(recorded, "A")).actions, recorded["X.actions_fork_eager"], rtol=0, atol=ATOL
@@ -100,38 +162,53 @@ def test_a_causal_trunk_fails_the_start_up_check(models, recorded):
         model.warm_up()
 
 
-def test_swapped_cameras_and_a_missing_empty_space_token_would_be_noticed(models, recorded):
-    ids, pixels, proprio = run_inputs(recorded, "A")
-    swapped = models["A"].predict(ids, pixels.roll(6, dims=1), proprio).actions
-    assert np.abs(swapped - recorded["A.actions"]).max() > 0.05
-    shorter = models["A"].predict(ids[:, :-1], pixels, proprio).actions
-    assert np.abs(shorter - recorded["A.actions"]).max() > 0.05
+def test_the_empty_space_token_is_appended_unless_already_last(models, recorded):
+    ids, *rest = run_inputs(recorded, "A")
+    appended = models["A"].predict(prompt_tensor(ids), *rest)
+    np.testing.assert_array_equal(appended.actions, models["A"].predict(ids, *rest).actions)
 
 
 def test_prompts_of_different_length_in_one_batch_equal_single_queries(models, recorded):
-    long, pixels, proprio = run_inputs(recorded, "A")
-    short = prompt_tensor(recorded["in.input_ids_short"])
+    long, pixels, proprio, _ = run_inputs(recorded, "A")
+    long, short = prompt_tensor(long), prompt_tensor(recorded["in.input_ids_short"])
     lengths = [long.shape[1], short.shape[1]]
     batch = torch.nn.functional.pad(short, (0, lengths[0] - lengths[1]), value=7)
-    with torch.inference_mode():
-        both = models["A"].model(
-            torch.cat([long, batch]), pixels.expand(2, -1, -1, -1), proprio.expand(2, -1), lengths
-        )
-    for row, ids in enumerate((long, short)):
-        alone = models["A"].predict(ids, pixels, proprio)
-        np.testing.assert_allclose(both.pooled[row].numpy(), alone.pooled, rtol=0, atol=1e-5)
-        np.testing.assert_allclose(
-            both.actions_normalised[row].numpy(), alone.actions_normalised, rtol=0, atol=1e-5
-        )
+    for run in ("A", "F"):
+        model = models[run]
+        with torch.inference_mode():
+            both = model.model(
+                torch.cat([long, batch]),
+                torch.from_numpy(pixels).expand(2, -1, -1, -1),
+                torch.from_numpy(proprio).expand(2, -1),
+                lengths,
+            )
+        for row, ids in enumerate((long, short)):
+            alone = model.predict(ids, pixels, proprio)
+            np.testing.assert_allclose(both.pooled[row].numpy(), alone.pooled, rtol=0, atol=1e-5)
+            np.testing.assert_allclose(
+                both.actions_normalised[row].numpy(), alone.actions_normalised, rtol=0, atol=1e-5
+            )
 
 
-def test_bfloat16_keeps_the_rotary_frequencies_in_fp32_and_stays_near_the_reference(recorded):
+def test_bfloat16_equals_the_reference_at_every_stage(recorded):
     model = tiny_model(dtype="bfloat16")
     assert model.model.language_model.model.rotary_emb.inv_freq.dtype == torch.float32
     assert {p.dtype for p in model.model.parameters()} == {torch.bfloat16}
-    prediction = model.predict(*run_inputs(recorded, "A"))
-    # Exact on CPUs without bf16 matrix units; those round elsewhere and move the actions by up to 0.02.
-    np.testing.assert_allclose(prediction.actions, recorded["H.actions"], rtol=0, atol=0.05)
+    # oneDNN rounds elsewhere on CPUs with bf16 units, so the plain kernels are compared: exact, wherever this ran.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own flags() sets a deprecated one
+        with torch.backends.mkldnn.flags(enabled=False):
+            stages = run_stages(model, run_inputs(recorded, "A"))
+    expected = {name[2:]: value for name, value in recorded.items() if name.startswith("H.")}
+    assert expected.keys() == {"patch_features", "projected_patches", "last_hidden", "actions"}
+    for name, value in expected.items():
+        np.testing.assert_allclose(stages[name], value, rtol=0, atol=1e-2, err_msg=name)
+
+
+def test_bfloat16_by_this_machines_kernels_is_no_further_off_than_bfloat16_itself(recorded):
+    actions = tiny_model(dtype="bfloat16").predict(*run_inputs(recorded, "A")).actions
+    rounding = np.abs(recorded["H.actions"] - recorded["A.actions"]).max()
+    assert np.abs(actions - recorded["H.actions"]).max() <= rounding
 
 
 @pytest.mark.parametrize("theta", [10_000.0, 500.0])
@@ -167,7 +244,7 @@ def _network_keys(shapes):
 
 def test_a_key_outside_the_allow_list_is_refused(models):
     config = models["A"].config
-    tensors = {**tiny_tensors(proprio=True), "vision_backbone.featurizer.blocks.0.extra": torch.zeros(1)}
+    tensors = {**tiny_tensors(config), "vision_backbone.featurizer.blocks.0.extra": torch.zeros(1)}
     assert EMBED in tensors
     with pytest.raises(UserError, match=r"blocks\.0\.extra"):
         load_weights(config, tensors, source="tiny", device=torch.device("cpu"), dtype=torch.float32)

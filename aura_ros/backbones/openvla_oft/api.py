@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from aura_ros.backbones.openvla_oft.checkpoint import (
@@ -21,7 +22,7 @@ from aura_ros.backbones.openvla_oft.checkpoint import (
     save_checkpoint,
 )
 from aura_ros.backbones.openvla_oft.config import COMPACT, OftConfig
-from aura_ros.backbones.openvla_oft.model import OftModel, load_weights
+from aura_ros.backbones.openvla_oft.model import OftModel, OftOutput, load_weights
 from aura_ros.backbones.openvla_oft.normalisation import (
     COMPACT_STATISTICS,
     binarise,
@@ -35,6 +36,8 @@ from aura_ros.errors import UserError
 from aura_ros.types import BackboneInfo, BackboneOutput, FloatArray, Observation
 
 PROMPT_CACHE = 64
+NOISE_SEED = 0
+EMPTY_SPACE_IDS = {"byte": ByteTokenizer.empty_space_id, "llama": LlamaTokenizer.empty_space_id}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -88,6 +91,8 @@ class OpenVlaOft:
         digest = checkpoint.sha256()
         if checkpoint.recorded_sha256 not in (None, digest):
             raise UserError(f"{label} was altered: its sha256 is not the recorded one; get the file again")
+        self._noise = self._start_noise()
+        self._empty_space_id = EMPTY_SPACE_IDS[config.tokenizer]
         self._prompts: OrderedDict[str, Tensor] = OrderedDict()
         self._all_statistics = checkpoint.statistics
         self._info = BackboneInfo(
@@ -169,18 +174,38 @@ class OpenVlaOft:
 
     @torch.inference_mode()
     def predict(
-        self, input_ids: Tensor, pixel_values: Tensor, proprio_normalised: Tensor | None = None
+        self,
+        input_ids: ArrayLike,
+        pixel_values: ArrayLike,
+        proprio_normalised: ArrayLike | None = None,
+        noise: ArrayLike | None = None,
     ) -> OftPrediction:
-        """One query from ready tensors.
+        """One query from ready arrays or tensors.
 
-        input_ids: int64 [1, L], the last being the empty-space token. pixel_values: float
-        [1, 6 n, size, size], n the number of cameras.
-        proprio_normalised: float [proprio_dim], in [-1, 1].
+        input_ids: int64 [1, L], BOS first; the empty-space token (29871) is appended unless already last.
+        pixel_values: float [1, 6 n, size, size], n the number of cameras, per image DINO's channels first.
+        proprio_normalised: float [proprio_dim], in [-1, 1]; ignored by a model without proprioception.
+        noise: float [1, horizon, action_dim], where a diffusion head starts; None: the same seeded noise each
+        time. Raises `UserError` for arrays of another shape.
         """
-        proprio = None
-        if proprio_normalised is not None:
-            proprio = proprio_normalised.reshape(1, -1).to(self._device, self._dtype)
-        output = self.model(input_ids.to(self._device), pixel_values.to(self._device, self._dtype), proprio)
+        start = None if noise is None else torch.as_tensor(noise)
+        if start is not None and start.shape != self._noise.shape:
+            raise UserError(f"noise has shape {list(start.shape)}; expected {list(self._noise.shape)}")
+        return self._query(*self._checked(input_ids, pixel_values, proprio_normalised), start)
+
+    def _query(
+        self, ids: Tensor, pixel_values: Tensor, proprio: Tensor | None, noise: Tensor | None = None
+    ) -> OftPrediction:
+        """One query from tensors of the right shapes; ids on the device already."""
+        pixels = pixel_values.to(self._device, self._dtype)
+        if proprio is not None:
+            proprio = proprio.to(self._device, self._dtype)
+        start = None
+        if self.config.head == "diffusion":
+            start = self._noise if noise is None else noise.to(self._device, self._dtype)
+        if self._model is None:
+            raise UserError(f"backbone '{self.config.name}' is closed; load it again")
+        output: OftOutput = self._model(ids, pixels, proprio, noise=start)
         normalised = output.actions_normalised[0].float().cpu().numpy()
         return OftPrediction(
             hidden_states=output.hidden_states,
@@ -189,6 +214,34 @@ class OpenVlaOft:
             actions=unnormalise_actions(normalised.astype(np.float64), self.statistics.action),
         )
 
+    def _checked(
+        self, input_ids: ArrayLike, pixel_values: ArrayLike, proprio_normalised: ArrayLike | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The arrays as tensors, ids on the device; raises `UserError` for another shape than the model's."""
+        ids = torch.as_tensor(input_ids).to(torch.int64)
+        if ids.ndim != 2 or len(ids) != 1 or ids.shape[1] < 1:
+            raise UserError(f"input_ids has shape {list(ids.shape)}; give one prompt, [1, length]")
+        highest = self.config.language.vocab - 1
+        if not 0 <= int(ids.min()) <= int(ids.max()) <= highest:
+            raise UserError(f"input_ids goes from {ids.min()} to {ids.max()}; allowed are 0 to {highest}")
+        if int(ids[0, -1]) != self._empty_space_id:
+            ids = torch.cat([ids, ids.new_full((1, 1), self._empty_space_id)], dim=1)
+        pixels = torch.as_tensor(pixel_values)
+        cameras, size = self.config.cameras, self.config.image.size
+        if pixels.shape != (1, 6 * len(cameras), size, size):
+            raise UserError(
+                f"pixel_values has shape {list(pixels.shape)}; this checkpoint's {len(cameras)} cameras "
+                f"{list(cameras)} need [1, {6 * len(cameras)}, {size}, {size}]"
+            )
+        width = self.config.proprio_dim
+        if not width:
+            return ids.to(self._device), pixels, None
+        proprio = torch.as_tensor([] if proprio_normalised is None else proprio_normalised).reshape(1, -1)
+        if proprio.shape[1] != width:
+            raise UserError(f"proprioception has {proprio.shape[1]} values; this checkpoint needs {width}")
+        return ids.to(self._device), pixels, proprio
+
+    @torch.inference_mode()
     def infer(self, observation: Observation) -> BackboneOutput:
         """One query.
 
@@ -200,7 +253,7 @@ class OpenVlaOft:
         proprio = self._proprio(observation)
         input_ids = self._input_ids(observation.instruction)
         prepared = time.perf_counter()
-        prediction = self.predict(input_ids, pixel_values, proprio)
+        prediction = self._query(input_ids, pixel_values, proprio)
         computed = time.perf_counter()
         chunk = binarise(prediction.actions, self.config.binary_columns).astype(np.float32)
         end = time.perf_counter()
@@ -232,6 +285,12 @@ class OpenVlaOft:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
+    def _start_noise(self) -> Tensor:
+        """The same for every query, so that `infer` stays a pure function of the observation."""
+        shape = (1, self.config.action.horizon, self.config.action.dim)
+        noise = np.random.default_rng(NOISE_SEED).standard_normal(shape, np.float32)
+        return torch.from_numpy(noise).to(self._device, self._dtype)
+
     def _pixels(self, observation: Observation) -> FloatArray:
         missing = [camera for camera in self.config.cameras if camera not in observation.images]
         if missing:
@@ -249,7 +308,9 @@ class OpenVlaOft:
                 f"proprioception has {observation.proprio.size} values; this backbone needs {expected}"
             )
         bounds = self.statistics.proprio
-        return None if bounds is None else torch.from_numpy(normalise_proprio(observation.proprio, bounds))
+        return (
+            None if bounds is None else torch.from_numpy(normalise_proprio(observation.proprio, bounds))[None]
+        )
 
     def _input_ids(self, instruction: str) -> Tensor:
         """Ids int64 [1, L] on the device; the newest `PROMPT_CACHE` instructions are kept."""

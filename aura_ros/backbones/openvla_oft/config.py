@@ -15,6 +15,14 @@ from aura_ros.errors import UserError
 from aura_ros.types import LIBERO_ACTION_SPEC, ActionSpec, ControlMode
 
 TOKENIZERS = ("byte", "llama")
+HEADS = ("l1", "diffusion", "discrete")
+# Which two columns of the statistics stand for -1 and 1: the 1 % and 99 % quantiles, or the extremes.
+BOUNDS = ("q99", "min_max")
+# The reference's noise schedule was trained with this many steps; inference may take fewer.
+DIFFUSION_TRAIN_STEPS = 50
+# Discrete actions are the last 256 ids before the ids that pad the vocabulary to a multiple of 64.
+ACTION_BINS = 256
+PADDED_IDS = 64
 MAX_WIDTH = 2**16
 MAX_DEPTH = 256
 
@@ -115,6 +123,9 @@ class OftConfig:
 
     cameras: in the order of training. proprio_dim 0: no proprioception row. binary_columns: action columns
     thresholded at 0.5 (LIBERO's gripper, 1 = open). action: names, units, scale, horizon and period.
+    head: "l1" regresses the chunk, "diffusion" denoises it in `diffusion_steps` passes of the trunk, "discrete"
+    takes the likeliest token of each value. film: the prompt modulates every vision block. bounds: which of
+    the statistics -1 and 1 stand for, "q99" (LIBERO, Bridge) or "min_max" (ALOHA).
     """
 
     name: str
@@ -128,6 +139,10 @@ class OftConfig:
     proprio_dim: int = 8
     binary_columns: tuple[int, ...] = (6,)
     tokenizer: str = "llama"
+    head: str = "l1"
+    film: bool = False
+    diffusion_steps: int = 50
+    bounds: str = "q99"
 
     def __post_init__(self) -> None:
         _require(
@@ -150,9 +165,18 @@ class OftConfig:
             list(self.binary_columns),
             f"columns 0 to {self.action.dim - 1}",
         )
-        _require(
-            self.tokenizer in TOKENIZERS, "tokenizer", f"'{self.tokenizer}'", f"one of {list(TOKENIZERS)}"
-        )
+        for name, choices in (("tokenizer", TOKENIZERS), ("head", HEADS), ("bounds", BOUNDS)):
+            value = getattr(self, name)
+            _require(value in choices, name, f"'{value}'", f"one of {list(choices)}")
+        _require(isinstance(self.film, bool), "film", self.film, "true or false")
+        _require_whole("diffusion_steps", self.diffusion_steps, 1, DIFFUSION_TRAIN_STEPS)
+        if self.head == "discrete":
+            _require(
+                self.language.vocab > PADDED_IDS + ACTION_BINS,
+                "language vocab",
+                self.language.vocab,
+                f"above {PADDED_IDS + ACTION_BINS} for a discrete head",
+            )
 
     @property
     def vision_dim(self) -> int:
@@ -166,8 +190,9 @@ class OftConfig:
 
     @property
     def prefix_rows(self) -> int:
-        """Rows between BOS and the prompt: the patches of every image, then the proprioception row."""
-        return len(self.cameras) * self.patches_per_image + (1 if self.proprio_dim else 0)
+        """Rows between BOS and the prompt: every image's patches, proprioception, the diffusion step."""
+        extra = (self.proprio_dim > 0) + (self.head == "diffusion")
+        return len(self.cameras) * self.patches_per_image + extra
 
     @property
     def placeholders(self) -> int:

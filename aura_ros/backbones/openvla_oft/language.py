@@ -7,11 +7,34 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AttentionInterface
 from transformers.models.llama.configuration_llama import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaModel, LlamaRotaryEmbedding
 
 from aura_ros.backbones.openvla_oft.config import LanguageConfig
 from aura_ros.errors import UserError
+
+ATTENTION = "aura_ros_bidirectional"
+
+
+def bidirectional_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor,
+    scaling: float | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Attention over every row; query, key, value [B, heads, S, head_dim] -> [B, S, heads, head_dim].
+
+    A mask of one element means no padding: without a mask the flash kernels serve, with one they do not.
+    Stock `sdpa` cannot be used for that, for it takes a missing mask as causal.
+    """
+    mask = None if attention_mask.numel() == 1 else attention_mask
+    mixed = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
+    return mixed.transpose(1, 2).contiguous(), None
 
 
 def llama_config(config: LanguageConfig) -> LlamaConfig:
@@ -32,7 +55,7 @@ def llama_config(config: LanguageConfig) -> LlamaConfig:
         "mlp_bias": False,
         "tie_word_embeddings": False,
         "pad_token_id": None,
-        "attn_implementation": "sdpa",
+        "attn_implementation": ATTENTION,
     }
     return LlamaConfig(**values)
 
@@ -40,9 +63,12 @@ def llama_config(config: LanguageConfig) -> LlamaConfig:
 class BidirectionalLlama(nn.Module):
     """Embeddings [B, S, hidden] -> final-norm hidden states [B, S, hidden]."""
 
-    def __init__(self, config: LanguageConfig) -> None:
+    def __init__(self, config: LanguageConfig, with_logits: bool = False) -> None:
         super().__init__()
+        AttentionInterface.register(ATTENTION, bidirectional_attention)
         self.model = LlamaModel(llama_config(config))
+        # Only the discrete head reads logits; the others save a 32064 x 4096 product.
+        self.lm_head = nn.Linear(config.hidden, config.vocab, bias=False) if with_logits else None
 
     def rebuild_rotary(self) -> None:
         """Recompute the rotary frequencies in fp32 on the CPU; a model built on the meta device has none."""
@@ -52,24 +78,23 @@ class BidirectionalLlama(nn.Module):
         """Token ids [...] -> embeddings [..., hidden]."""
         return self.model.embed_tokens(ids)
 
-    def attention_mask(self, valid: Tensor) -> Tensor:
-        """Valid rows [B, S] -> bool [B, 1, S, S], true wherever a query may look: at every valid row.
+    def attention_mask(self, rows: int, valid: Tensor | None, device: torch.device) -> Tensor:
+        """What a query may look at: bool [1, 1, 1, 1], everything, or [B, 1, rows, rows], every valid row.
 
         A 4-D mask is taken as it is. With `attention_mask=None` stock transformers is silently causal, even
         where `is_causal` is False.
         """
-        batch, rows = valid.shape
-        return valid[:, None, None, :].expand(batch, 1, rows, rows)
+        if valid is None:
+            return torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
+        return valid[:, None, None, :].expand(len(valid), 1, rows, rows)
 
     def forward(self, embeds: Tensor, valid: Tensor | None = None) -> Tensor:
         """embeds [B, S, hidden]; valid: bool [B, S], false on padding (None: no padding)."""
-        if valid is None:
-            valid = torch.ones(embeds.shape[:2], dtype=torch.bool, device=embeds.device)
-        positions = torch.arange(embeds.shape[1], device=embeds.device)[None]
+        rows = embeds.shape[1]
         output = self.model(
             inputs_embeds=embeds,
-            attention_mask=self.attention_mask(valid),
-            position_ids=positions,
+            attention_mask=self.attention_mask(rows, valid, embeds.device),
+            position_ids=torch.arange(rows, device=embeds.device)[None],
             use_cache=False,
         )
         return output.last_hidden_state

@@ -59,9 +59,12 @@ class LayerScale(nn.Module):
 
 
 class Block(nn.Module):
-    """Pre-norm transformer block: x + attention, x + MLP."""
+    """Pre-norm transformer block: x + attention, x + MLP.
 
-    def __init__(self, config: TowerConfig) -> None:
+    film_dim: width of the mean language embedding that scales and shifts the channels in between; 0: none.
+    """
+
+    def __init__(self, config: TowerConfig, film_dim: int = 0) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(config.width, eps=NORM_EPS)
         self.attn = Attention(config.width, config.heads)
@@ -69,10 +72,15 @@ class Block(nn.Module):
         self.norm2 = nn.LayerNorm(config.width, eps=NORM_EPS)
         self.mlp = Mlp(config.width, config.mlp_width)
         self.ls2 = LayerScale(config.width) if config.layer_scale else nn.Identity()
+        if film_dim:
+            self.scale = nn.Linear(film_dim, config.width)
+            self.shift = nn.Linear(film_dim, config.width)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[B, N, width] -> [B, N, width]."""
+    def forward(self, x: Tensor, language: Tensor | None = None) -> Tensor:
+        """[B, N, width], language [B, film_dim] -> [B, N, width]."""
         x = x + self.ls1(self.attn(self.norm1(x)))
+        if language is not None:
+            x = x * (1 + self.scale(language)[:, None]) + self.shift(language)[:, None]
         return x + self.ls2(self.mlp(self.norm2(x)))
 
 
@@ -91,7 +99,7 @@ class PatchEmbed(nn.Module):
 class Tower(nn.Module):
     """A vision transformer up to block depth - 2, without the final norm."""
 
-    def __init__(self, config: TowerConfig, patches: int, patch: int) -> None:
+    def __init__(self, config: TowerConfig, patches: int, patch: int, film_dim: int = 0) -> None:
         super().__init__()
         self.patch_embed = PatchEmbed(config.width, patch)
         self.pos_embed = nn.Parameter(torch.zeros(1, patches, config.width))
@@ -99,10 +107,10 @@ class Tower(nn.Module):
         self.reg_token = (
             nn.Parameter(torch.zeros(1, config.registers, config.width)) if config.registers else None
         )
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth - 1))
+        self.blocks = nn.ModuleList(Block(config, film_dim) for _ in range(config.depth - 1))
 
-    def forward(self, images: Tensor) -> Tensor:
-        """[B, 3, H, W] -> [B, patches, width], prefix tokens dropped."""
+    def forward(self, images: Tensor, language: Tensor | None = None) -> Tensor:
+        """[B, 3, H, W], language [B, film_dim] -> [B, patches, width], prefix tokens dropped."""
         # Positions are added to the patches only: DINOv2's register variant has none for its prefix tokens.
         x = self.patch_embed(images) + self.pos_embed
         prefix = [
@@ -111,7 +119,7 @@ class Tower(nn.Module):
         dropped = sum(token.shape[1] for token in prefix)
         x = torch.cat([*prefix, x], dim=1)
         for block in self.blocks:
-            x = block(x)
+            x = block(x, language)
         return x[:, dropped:]
 
 
@@ -120,12 +128,21 @@ class VisionBackbone(nn.Module):
 
     def __init__(self, config: OftConfig) -> None:
         super().__init__()
-        self.featurizer = Tower(config.dino, config.patches_per_image, config.patch)
-        self.fused_featurizer = Tower(config.siglip, config.patches_per_image, config.patch)
+        film_dim = config.language.hidden if config.film else 0
+        patches, patch = config.patches_per_image, config.patch
+        self.featurizer = Tower(config.dino, patches, patch, film_dim)
+        self.fused_featurizer = Tower(config.siglip, patches, patch, film_dim)
 
-    def forward(self, pixel_values: Tensor) -> Tensor:
-        """[B, 6 n, H, W] -> [B, n x patches, both widths]; per image DINO's three channels, then SigLIP's."""
-        batch, _, height, width = pixel_values.shape
+    def forward(self, pixel_values: Tensor, language: Tensor | None = None) -> Tensor:
+        """[B, 6 n, H, W] -> [B, n x patches, both widths]; per image DINO's three channels, then SigLIP's.
+
+        language: [B, hidden], the mean embedding of prompt and </s>; for checkpoints with FiLM only.
+        """
+        batch, channels, height, width = pixel_values.shape
         dino, siglip = pixel_values.reshape(-1, 6, height, width).split(3, dim=1)
-        features = torch.cat([self.featurizer(dino), self.fused_featurizer(siglip)], dim=2)
+        if language is not None:
+            language = language.repeat_interleave(channels // 6, dim=0)
+        features = torch.cat(
+            [self.featurizer(dino, language), self.fused_featurizer(siglip, language)], dim=2
+        )
         return features.reshape(batch, -1, features.shape[-1])
