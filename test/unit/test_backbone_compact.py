@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from aura_ros.backbones import load_backbone
-from aura_ros.backbones.openvla_oft.api import PROMPT_CACHE, OpenVlaOft
+from aura_ros.backbones.openvla_oft.api import OpenVlaOft
+from aura_ros.backbones.openvla_oft.inputs import PROMPT_CACHE
 from aura_ros.backbones.openvla_oft.checkpoint import Checkpoint, random_tensors
 from aura_ros.backbones.openvla_oft.config import COMPACT
 from aura_ros.backbones.openvla_oft.normalisation import COMPACT_STATISTICS
@@ -79,7 +80,7 @@ def test_random_weights_do_not_depend_on_or_disturb_the_global_generators():
 def test_the_backbone_is_frozen(compact):
     assert not any(p.requires_grad for p in compact.model.parameters())
     assert not compact.model.training
-    prediction = compact.predict(compact._input_ids("pick"), torch.zeros(1, 12, 112, 112), torch.zeros(8))
+    prediction = compact.predict(compact._prompts.ids("pick"), torch.zeros(1, 12, 112, 112), torch.zeros(8))
     assert not prediction.hidden_states.requires_grad
 
 
@@ -132,11 +133,11 @@ def test_an_instruction_longer_than_the_positions_is_refused(compact):
 
 
 def test_the_prompt_cache_is_bounded_and_keeps_the_ids(compact):
-    first = compact._input_ids("task 0").clone()
+    first = compact._prompts.ids("task 0").clone()
     for number in range(PROMPT_CACHE + 10):
-        compact._input_ids(f"task {number}")
+        compact._prompts.ids(f"task {number}")
     assert len(compact._prompts) == PROMPT_CACHE
-    assert torch.equal(compact._input_ids("task 0"), first)
+    assert torch.equal(compact._prompts.ids("task 0"), first)
 
 
 def test_warm_up_passes_and_a_closed_backbone_says_so():

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections import OrderedDict
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,11 +15,15 @@ from torch import Tensor
 
 from aura_ros.backbones.openvla_oft.checkpoint import (
     Checkpoint,
+    WeightsDigest,
     load_checkpoint,
     random_tensors,
     save_checkpoint,
 )
 from aura_ros.backbones.openvla_oft.config import COMPACT, OftConfig
+from aura_ros.backbones.openvla_oft.folder import find_folder, read_folder
+from aura_ros.backbones.openvla_oft.inputs import Prompts, check_arrays
+from aura_ros.backbones.openvla_oft.layout import FolderOptions
 from aura_ros.backbones.openvla_oft.model import OftModel, OftOutput, load_weights
 from aura_ros.backbones.openvla_oft.normalisation import (
     COMPACT_STATISTICS,
@@ -31,13 +33,14 @@ from aura_ros.backbones.openvla_oft.normalisation import (
     unnormalise_actions,
 )
 from aura_ros.backbones.openvla_oft.processing import prepare_image
-from aura_ros.backbones.openvla_oft.tokenizer import ByteTokenizer, LlamaTokenizer, Tokenizer, prompt_ids
+from aura_ros.backbones.openvla_oft.startup import check_model
+from aura_ros.backbones.openvla_oft.tokenizer import ByteTokenizer, LlamaTokenizer, Tokenizer
 from aura_ros.errors import UserError
 from aura_ros.types import BackboneInfo, BackboneOutput, FloatArray, Observation
 
-PROMPT_CACHE = 64
+logger = logging.getLogger(__name__)
 NOISE_SEED = 0
-EMPTY_SPACE_IDS = {"byte": ByteTokenizer.empty_space_id, "llama": LlamaTokenizer.empty_space_id}
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -71,8 +74,9 @@ class OpenVlaOft:
     ) -> None:
         """Build from a checkpoint's contents.
 
-        source: its path or other identity, for `info` and error messages. tokenizer: needed only where the
-        config's is not "byte". Raises `UserError` if tensors, statistics, key, device or tokenizer do not fit.
+        source: its path or other identity, for `info` and error messages. tokenizer: where the config's is not
+        "byte"; without one only `predict` serves, for it takes token ids.
+        Raises `UserError` if tensors, statistics, key, device or tokenizer do not fit.
         """
         config = checkpoint.config
         label = f"checkpoint '{source}'"
@@ -80,20 +84,29 @@ class OpenVlaOft:
             raise UserError(f"dtype '{dtype}' is not supported; choose one of: {', '.join(DTYPES)}")
         self.config = config
         self.statistics = select_statistics(
-            checkpoint.statistics, unnorm_key, action_dim=config.action.dim, proprio_dim=config.proprio_dim
+            checkpoint.statistics,
+            unnorm_key,
+            action_dim=config.action.dim,
+            proprio_dim=config.proprio_dim,
+            bounds=config.bounds,
         )
         self._tokenizer = _tokenizer(config, tokenizer, label)
         self._device = _device(device)
         self._dtype = DTYPES[dtype]
+        weights = WeightsDigest(config, checkpoint.statistics)
         self._model: OftModel | None = load_weights(
-            config, checkpoint.tensors, source=label, device=self._device, dtype=self._dtype
+            config,
+            checkpoint.tensors,
+            source=label,
+            device=self._device,
+            dtype=self._dtype,
+            seen=weights.update,
         )
-        digest = checkpoint.sha256()
+        digest = weights.hexdigest()
         if checkpoint.recorded_sha256 not in (None, digest):
             raise UserError(f"{label} was altered: its sha256 is not the recorded one; get the file again")
         self._noise = self._start_noise()
-        self._empty_space_id = EMPTY_SPACE_IDS[config.tokenizer]
-        self._prompts: OrderedDict[str, Tensor] = OrderedDict()
+        self._prompts = Prompts(config, self._tokenizer, self._device, label)
         self._all_statistics = checkpoint.statistics
         self._info = BackboneInfo(
             name=config.name,
@@ -153,6 +166,37 @@ class OpenVlaOft:
             tokenizer=tokenizer,
         )
 
+    @classmethod
+    def from_checkpoint(
+        cls,
+        path: str | Path,
+        device: str = "cpu",
+        dtype: str = "bfloat16",
+        unnorm_key: str | None = None,
+        *,
+        options: FolderOptions | None = None,
+        tokenizer: Tokenizer | None = None,
+    ) -> OpenVlaOft:
+        """Load a published checkpoint: a folder, or a downloaded hub snapshot "owner/name[@revision]".
+
+        unnorm_key: the entry of its statistics, needed if there are several. options: what a checkpoint does
+        not say about itself. tokenizer: in place of the folder's; without any only `predict` serves.
+        The folder is only read. Raises `UserError` for whatever is missing, broken or of another architecture.
+        """
+        folder = read_folder(find_folder(path), options)
+        for name, reason in folder.ignored.items():
+            logger.info("%s: %s ignored, %s", folder.path, name, reason)
+        if tokenizer is None and any((folder.path / name).exists() for name in TOKENIZER_FILES):
+            tokenizer = LlamaTokenizer(folder.path)
+        return cls(
+            Checkpoint(folder.config, folder.statistics, folder.tensors, trained=True),
+            source=str(path),
+            device=device,
+            dtype=dtype,
+            unnorm_key=unnorm_key,
+            tokenizer=tokenizer,
+        )
+
     def save(self, path: str | Path) -> None:
         """Write the weights in use, config and statistics to one `.safetensors` file, atomically."""
         checkpoint = Checkpoint(
@@ -191,7 +235,8 @@ class OpenVlaOft:
         start = None if noise is None else torch.as_tensor(noise)
         if start is not None and start.shape != self._noise.shape:
             raise UserError(f"noise has shape {list(start.shape)}; expected {list(self._noise.shape)}")
-        return self._query(*self._checked(input_ids, pixel_values, proprio_normalised), start)
+        ids, pixels, proprio = check_arrays(self.config, input_ids, pixel_values, proprio_normalised)
+        return self._query(ids.to(self._device), pixels, proprio, start)
 
     def _query(
         self, ids: Tensor, pixel_values: Tensor, proprio: Tensor | None, noise: Tensor | None = None
@@ -214,33 +259,6 @@ class OpenVlaOft:
             actions=unnormalise_actions(normalised.astype(np.float64), self.statistics.action),
         )
 
-    def _checked(
-        self, input_ids: ArrayLike, pixel_values: ArrayLike, proprio_normalised: ArrayLike | None
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The arrays as tensors, ids on the device; raises `UserError` for another shape than the model's."""
-        ids = torch.as_tensor(input_ids).to(torch.int64)
-        if ids.ndim != 2 or len(ids) != 1 or ids.shape[1] < 1:
-            raise UserError(f"input_ids has shape {list(ids.shape)}; give one prompt, [1, length]")
-        highest = self.config.language.vocab - 1
-        if not 0 <= int(ids.min()) <= int(ids.max()) <= highest:
-            raise UserError(f"input_ids goes from {ids.min()} to {ids.max()}; allowed are 0 to {highest}")
-        if int(ids[0, -1]) != self._empty_space_id:
-            ids = torch.cat([ids, ids.new_full((1, 1), self._empty_space_id)], dim=1)
-        pixels = torch.as_tensor(pixel_values)
-        cameras, size = self.config.cameras, self.config.image.size
-        if pixels.shape != (1, 6 * len(cameras), size, size):
-            raise UserError(
-                f"pixel_values has shape {list(pixels.shape)}; this checkpoint's {len(cameras)} cameras "
-                f"{list(cameras)} need [1, {6 * len(cameras)}, {size}, {size}]"
-            )
-        width = self.config.proprio_dim
-        if not width:
-            return ids.to(self._device), pixels, None
-        proprio = torch.as_tensor([] if proprio_normalised is None else proprio_normalised).reshape(1, -1)
-        if proprio.shape[1] != width:
-            raise UserError(f"proprioception has {proprio.shape[1]} values; this checkpoint needs {width}")
-        return ids.to(self._device), pixels, proprio
-
     @torch.inference_mode()
     def infer(self, observation: Observation) -> BackboneOutput:
         """One query.
@@ -249,9 +267,7 @@ class OpenVlaOft:
         The chunk is in controller units; the columns named by `config.binary_columns` are 0 or 1.
         """
         begin = time.perf_counter()
-        pixel_values = torch.from_numpy(self._pixels(observation))[None]
-        proprio = self._proprio(observation)
-        input_ids = self._input_ids(observation.instruction)
+        pixel_values, proprio, input_ids = self._prepare(observation)
         prepared = time.perf_counter()
         prediction = self._query(input_ids, pixel_values, proprio)
         computed = time.perf_counter()
@@ -268,15 +284,30 @@ class OpenVlaOft:
             },
         )
 
-    def warm_up(self) -> None:
-        """Check that attention sees both directions, then run once on blank images.
+    def act(self, observation: Observation) -> OftPrediction:
+        """One query from camera images, proprioception and instruction.
 
-        Raises `UserError` if the trunk is causal: nothing is served then.
+        Raises `UserError` for a missing camera, another proprioception size, an instruction that cannot be used.
         """
-        self.model.language_model.check_bidirectional()
+        pixel_values, proprio, input_ids = self._prepare(observation)
+        return self._query(input_ids, pixel_values, proprio)
+
+    def weights_sha256(self) -> str:
+        """Hex digest of the weights as they are now, on the device; the same for the object's whole life."""
+        digest = WeightsDigest(self.config, self._all_statistics)
+        for name, parameter in sorted(self.model.named_parameters()):
+            digest.update(name, parameter)
+        return digest.hexdigest()
+
+    def warm_up(self) -> None:
+        """Run the checks of `startup`, then one query on blank images. Raises `UserError` if one fails."""
+        self._prompts.check_tokenizer()
         size = self.config.image.size
         blank = {camera: np.zeros((size, size, 3), np.uint8) for camera in self.config.cameras}
-        self.infer(Observation(blank, np.zeros(self.config.proprio_dim, np.float32), "warm up"))
+        observation = Observation(blank, np.zeros(self.config.proprio_dim, np.float32), "warm up")
+        pixels, _, ids = self._prepare(observation)
+        check_model(self.model, ids, pixels.to(self._device))
+        self.infer(observation)
 
     def close(self) -> None:
         """Free the weights; a second call does nothing."""
@@ -290,6 +321,11 @@ class OpenVlaOft:
         shape = (1, self.config.action.horizon, self.config.action.dim)
         noise = np.random.default_rng(NOISE_SEED).standard_normal(shape, np.float32)
         return torch.from_numpy(noise).to(self._device, self._dtype)
+
+    def _prepare(self, observation: Observation) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Pixels [1, 6 n, size, size] and proprioception [1, proprio_dim], on the CPU, and ids on the device."""
+        pixels = torch.from_numpy(self._pixels(observation))[None]
+        return pixels, self._proprio(observation), self._prompts.ids(observation.instruction)
 
     def _pixels(self, observation: Observation) -> FloatArray:
         missing = [camera for camera in self.config.cameras if camera not in observation.images]
@@ -312,36 +348,10 @@ class OpenVlaOft:
             None if bounds is None else torch.from_numpy(normalise_proprio(observation.proprio, bounds))[None]
         )
 
-    def _input_ids(self, instruction: str) -> Tensor:
-        """Ids int64 [1, L] on the device; the newest `PROMPT_CACHE` instructions are kept."""
-        if instruction in self._prompts:
-            self._prompts.move_to_end(instruction)
-            return self._prompts[instruction]
-        if not instruction.strip():
-            raise UserError(f"instruction '{instruction}' is blank; say what the robot should do")
-        ids = prompt_ids(self._tokenizer, instruction)
-        # BOS is one of the ids; </s> closes the sequence.
-        rows = len(ids) + self.config.prefix_rows + self.config.placeholders + 1
-        if rows > self.config.language.max_positions:
-            raise UserError(
-                f"instruction of {len(instruction)} characters makes a sequence of {rows} rows; at most "
-                f"{self.config.language.max_positions} are possible: shorten it"
-            )
-        self._prompts[instruction] = _ids_tensor(ids).to(self._device)
-        if len(self._prompts) > PROMPT_CACHE:
-            self._prompts.popitem(last=False)
-        return self._prompts[instruction]
 
-
-def _ids_tensor(ids: Sequence[int]) -> Tensor:
-    return torch.tensor(ids, dtype=torch.int64)[None]
-
-
-def _tokenizer(config: OftConfig, given: Tokenizer | None, source: str) -> Tokenizer:
-    tokenizer: Any = given if given is not None else ByteTokenizer() if config.tokenizer == "byte" else None
-    if tokenizer is None:
-        raise UserError(f"{source} needs a '{config.tokenizer}' tokenizer; put its tokenizer.json beside it")
-    if tokenizer.vocab > config.language.vocab:
+def _tokenizer(config: OftConfig, given: Tokenizer | None, source: str) -> Tokenizer | None:
+    tokenizer = ByteTokenizer() if given is None and config.tokenizer == "byte" else given
+    if tokenizer is not None and tokenizer.vocab > config.language.vocab:
         raise UserError(
             f"the tokenizer has {tokenizer.vocab} tokens but {source} embeds {config.language.vocab}; "
             "use the tokenizer the checkpoint came with"

@@ -45,14 +45,29 @@ class Checkpoint:
     recorded_sha256: str | None = None
 
     def sha256(self) -> str:
-        """Hex digest over names, dtypes, shapes and bytes of the tensors, the config and the statistics."""
-        digest = hashlib.sha256(self.config.to_json().encode())
-        digest.update(json.dumps(self.statistics, sort_keys=True).encode())
+        """See `WeightsDigest`; reads every tensor."""
+        digest = WeightsDigest(self.config, self.statistics)
         for name in sorted(self.tensors):
-            tensor = self.tensors[name].detach().cpu().contiguous()
-            digest.update(f"{name}|{tensor.dtype}|{list(tensor.shape)}".encode())
-            digest.update(tensor.flatten().view(torch.uint8).numpy().data)
+            digest.update(name, self.tensors[name])
         return digest.hexdigest()
+
+
+class WeightsDigest:
+    """SHA-256 over config, statistics and the names, dtypes, shapes and bytes of tensors in order of name."""
+
+    def __init__(self, config: OftConfig, statistics: Mapping[str, Any]) -> None:
+        self._digest = hashlib.sha256(config.to_json().encode())
+        self._digest.update(json.dumps(statistics, sort_keys=True).encode())
+
+    def update(self, name: str, tensor: Tensor) -> None:
+        """Add one tensor, as stored."""
+        tensor = tensor.detach().cpu().contiguous()
+        self._digest.update(f"{name}|{tensor.dtype}|{list(tensor.shape)}".encode())
+        self._digest.update(tensor.flatten().view(torch.uint8).numpy().data)
+
+    def hexdigest(self) -> str:
+        """64 lower-case hexadecimal digits."""
+        return self._digest.hexdigest()
 
 
 def random_tensors(config: OftConfig, seed: int) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ the placeholders are zero, or noisy actions with a diffusion head.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -220,37 +220,48 @@ def load_weights(
     source: str,
     device: torch.device,
     dtype: torch.dtype,
+    seen: Callable[[str, Tensor], None] = lambda name, tensor: None,
 ) -> OftModel:
     """Build the network from exactly these tensors, frozen, in `dtype`; the rotary frequencies stay fp32.
 
+    Tensors are taken one at a time, by name in order, so that a mapping which reads them from disk needs the
+    model's memory once. seen: told each name and tensor as stored.
     Raises `UserError` naming `source` for a missing or unknown key, a wrong shape, or NaN or infinity.
     """
     model = build_on_meta(config)
     wanted = dict(model.named_parameters())
-    missing = sorted(wanted.keys() - tensors.keys())
+    check_keys(config, wanted.keys(), tensors.keys(), source)
+    state = {}
+    for name in sorted(wanted):
+        tensor, expected = tensors[name], wanted[name].shape
+        if tensor.shape != expected:
+            raise UserError(
+                f"{source}: tensor '{name}' has shape {list(tensor.shape)}; expected {list(expected)}"
+            )
+        seen(name, tensor)
+        # A copy, for a tensor of a mapped file would follow, or fault with, what happens to the file.
+        moved = tensor.to(device=device, dtype=dtype, copy=True)
+        if not tensor.is_floating_point() or not bool(torch.isfinite(moved).all()):
+            raise UserError(
+                f"{source}: tensor '{name}' holds values that are not finite floats; get it again"
+            )
+        state[name] = moved
+    model.load_state_dict(state, strict=True, assign=True)
+    model.language_model.rebuild_rotary()
+    return model.to(device).requires_grad_(False).eval()
+
+
+def check_keys(config: OftConfig, wanted: Collection[str], found: Collection[str], source: str) -> None:
+    """Raises `UserError` unless `found` has every wanted name, and besides those only ones known to be unused."""
+    missing = sorted(set(wanted) - set(found))
     if missing:
         raise UserError(
             f"{source} lacks {len(missing)} of {len(wanted)} tensors, first '{missing[0]}'; "
             "use a complete checkpoint"
         )
-    unknown = sorted(name for name in tensors.keys() - wanted.keys() if not unused_key(name, config))
+    unknown = sorted(name for name in set(found) - set(wanted) if not unused_key(name, config))
     if unknown:
         raise UserError(
             f"{source} has {len(unknown)} tensors this model does not know, first '{unknown[0]}'; "
             "use a checkpoint of this architecture"
         )
-    state = {}
-    for name, parameter in wanted.items():
-        tensor = tensors[name]
-        if tensor.shape != parameter.shape:
-            raise UserError(
-                f"{source}: tensor '{name}' has shape {list(tensor.shape)}; expected {list(parameter.shape)}"
-            )
-        if not tensor.is_floating_point() or not bool(torch.isfinite(tensor).all()):
-            raise UserError(
-                f"{source}: tensor '{name}' holds values that are not finite floats; get it again"
-            )
-        state[name] = tensor.to(device=device, dtype=dtype)
-    model.load_state_dict(state, strict=True, assign=True)
-    model.language_model.rebuild_rotary()
-    return model.to(device).requires_grad_(False).eval()

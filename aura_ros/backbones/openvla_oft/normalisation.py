@@ -1,4 +1,4 @@
-"""Between physical or controller units and the network's [-1, 1], by a data set's 1 % and 99 % quantiles.
+"""Between physical or controller units and the network's [-1, 1], by a data set's quantiles or extremes.
 
 Source: `_normalize_proprio` and `_unnormalize_actions` of moojink/openvla-oft @213c5ff. NumPy only.
 """
@@ -58,10 +58,11 @@ class Statistics:
 def normalise_proprio(proprio: FloatArray, bounds: Bounds) -> FloatArray:
     """Physical units [dim] -> float32 [dim], clipped to +-1.
 
-    2 (x - low) / (high - low + 1e-8) - 1 where the mask is true, else x.
+    2 (x - low) / (high - low + 1e-8) - 1 where the mask is true, else x. A column without a range gives -1,
+    what the formula gave for the data's only value; divided by 1e-8, sensor noise would jump between -1 and 1.
     """
     low, high = np.asarray(bounds.low), np.asarray(bounds.high)
-    scaled = 2.0 * (proprio - low) / (high - low + RANGE_EPS) - 1.0
+    scaled = 2.0 * np.where(high > low, proprio - low, 0.0) / (high - low + RANGE_EPS) - 1.0
     return np.clip(np.where(bounds.mask, scaled, proprio), -1.0, 1.0).astype(np.float32)
 
 
@@ -80,10 +81,11 @@ def binarise(actions: npt.NDArray[Any], columns: tuple[int, ...]) -> npt.NDArray
 
 
 def select_statistics(
-    statistics: Mapping[str, Any], key: str | None, *, action_dim: int, proprio_dim: int
+    statistics: Mapping[str, Any], key: str | None, *, action_dim: int, proprio_dim: int, bounds: str = "q99"
 ) -> Statistics:
     """Take one entry of the statistics by its un-normalisation key (None: the only one) and check its sizes.
 
+    bounds: "q99", the columns q01 and q99, or "min_max".
     Raises `UserError` for an unknown key (the message lists the valid ones), several entries and no key, or
     an entry that is malformed or of other dimensions.
     """
@@ -94,17 +96,22 @@ def select_statistics(
     if key not in statistics:
         raise UserError(f"un-normalisation key '{key}' is unknown; choose one of: {', '.join(keys)}")
     entry = statistics[key]
-    action = _bounds(entry, key, "action", action_dim)
-    return Statistics(key, action, _bounds(entry, key, "proprio", proprio_dim) if proprio_dim else None)
+    names = ("q01", "q99") if bounds == "q99" else ("min", "max")
+    action = _bounds(entry, key, "action", action_dim, names)
+    return Statistics(
+        key, action, _bounds(entry, key, "proprio", proprio_dim, names) if proprio_dim else None
+    )
 
 
-def _bounds(entry: Any, key: str, part: str, dim: int) -> Bounds:
+def _bounds(entry: Any, key: str, part: str, dim: int, names: tuple[str, str]) -> Bounds:
     try:
         raw = entry[part]
-        low, high = ([float(value) for value in raw[name]] for name in ("q01", "q99"))
+        low, high = ([float(value) for value in raw[name]] for name in names)
         mask = [bool(value) for value in raw.get("mask", [True] * len(low))]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"statistics '{key}' have no usable {part} q01 and q99 ({error!r})") from error
+        raise UserError(
+            f"statistics '{key}' have no usable {part} {names[0]} and {names[1]} ({error!r})"
+        ) from error
     if len(low) != dim:
         raise UserError(f"statistics '{key}' have {len(low)} {part} columns; the model has {dim}")
     return Bounds(tuple(low), tuple(high), tuple(mask))
