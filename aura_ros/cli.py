@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import io
+import operator
 import os
 import re
 import sys
@@ -14,6 +16,8 @@ from typing import Annotated, Any, get_type_hints
 
 import tyro
 
+from aura_ros.bench.backbone_config import OPTIONS as BENCH_OPTIONS
+from aura_ros.bench.backbone_config import BackboneBenchConfig
 from aura_ros.errors import UserError
 from aura_ros.nodes.options import POLICY_OPTIONS, SIM_OPTIONS, read_options
 from aura_ros.nodes.policy_config import PolicyNodeConfig
@@ -25,6 +29,17 @@ NOT_GIVEN = "\0"
 
 def _help(text: str, metavar: str, default: Any) -> Any:
     return tyro.conf.arg(help=text, metavar=metavar, help_behavior_hint=f"(default: {default})")
+
+
+def _group(name: str, text: str, commands: dict[str, type]) -> type:
+    """A command that takes one of these commands: `aura <name> <command>`; it is found in the field `command`."""
+    named = [Annotated[c, tyro.conf.subcommand(name=n, prefix_name=False)] for n, c in commands.items()]
+    # A union needs two members, and a group may have one command; `None` cannot be chosen.
+    one: Any = functools.reduce(operator.or_, named, Annotated[None, tyro.conf.Suppress])
+    field = Annotated[one, tyro.conf.arg(help="what to do"), tyro.conf.OmitArgPrefixes]
+    group = dataclasses.make_dataclass(name, [("command", field)])
+    group.__doc__ = text
+    return group
 
 
 def _options(config_type: Any, **names: str) -> list[tuple[str, Any, Any]]:
@@ -89,7 +104,60 @@ class Doctor:
     )
 
 
-COMMANDS: dict[str, Any] = {"sim": Sim, "doctor": Doctor}
+@dataclasses.dataclass(frozen=True)
+class Inspect:
+    """Say what a published checkpoint folder holds and what is missing; exit status 2 if it cannot be loaded."""
+
+    path: Annotated[
+        str, tyro.conf.Positional, tyro.conf.arg(help="folder or owner/name@revision", metavar="DIR")
+    ]
+    quick: Annotated[bool, tyro.conf.arg(help="names and shapes only: no hash, no search for NaN")] = False
+    json: Annotated[Path | None, _help("write the report to this file", "PATH", "none")] = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Convert:
+    """Copy a published checkpoint folder as safetensors only: no pickles, no code."""
+
+    path: Annotated[
+        str, tyro.conf.Positional, tyro.conf.arg(help="folder or owner/name@revision", metavar="DIR")
+    ]
+    out: Annotated[str, tyro.conf.Positional, tyro.conf.arg(help="folder to make", metavar="OUT")]
+
+
+BenchBackbone = dataclasses.make_dataclass(
+    "BenchBackbone",
+    [
+        *_options(BackboneBenchConfig, **BENCH_OPTIONS),
+        (
+            "random_weights",
+            Annotated[
+                bool, tyro.conf.arg(help="seeded random weights, made on the device; as fast as trained ones")
+            ],
+            dataclasses.field(default=False),
+        ),
+        (
+            "json",
+            Annotated[Path | None, _help("write the numbers to this file", "PATH", "none")],
+            dataclasses.field(default=None),
+        ),
+    ],
+)
+BenchBackbone.__doc__ = (
+    "Time one query of OpenVLA-OFT here, and each saving against the reference's forward pass."
+)
+
+
+GROUPS: dict[str, dict[str, type]] = {
+    "checkpoint": {"inspect": Inspect, "convert": Convert},
+    "bench": {"backbone": BenchBackbone},
+}
+COMMANDS: dict[str, Any] = {
+    "sim": Sim,
+    "checkpoint": _group("Checkpoint", "Look into OpenVLA-OFT checkpoint folders.", GROUPS["checkpoint"]),
+    "bench": _group("Bench", "Measure what parts of this package cost on this machine.", GROUPS["bench"]),
+    "doctor": Doctor,
+}
 
 
 def run_sim(command: Any) -> int:
@@ -113,7 +181,39 @@ def run_doctor(command: Doctor) -> int:
     return run(quick=command.quick)
 
 
-RUNNERS: dict[type, Callable[[Any], int]] = {Sim: run_sim, Doctor: run_doctor}
+def run_inspect(command: Inspect) -> int:
+    """Run `aura checkpoint inspect`; returns the exit status."""
+    from aura_ros.checkpoint_command import run_inspect as run
+
+    return run(command.path, quick=command.quick, json_path=command.json)
+
+
+def run_convert(command: Convert) -> int:
+    """Run `aura checkpoint convert`; returns the exit status."""
+    from aura_ros.checkpoint_command import run_convert as run
+
+    return run(command.path, command.out)
+
+
+def run_bench_backbone(command: Any) -> int:
+    """Run `aura bench backbone`; returns the exit status."""
+    from aura_ros.bench.command import run_backbone as run
+    from aura_ros.preflight import check_json
+
+    values = read_options(vars(command), BackboneBenchConfig, BENCH_OPTIONS, NOT_GIVEN)
+    config = BackboneBenchConfig(random_weights=command.random_weights, **values)
+    if command.json is not None:
+        check_json(command.json)
+    return run(config, command.json)
+
+
+RUNNERS: dict[type, Callable[[Any], int]] = {
+    Sim: run_sim,
+    Inspect: run_inspect,
+    Convert: run_convert,
+    BenchBackbone: run_bench_backbone,
+    Doctor: run_doctor,
+}
 
 
 def parse(arguments: list[str]) -> Any:
@@ -126,9 +226,10 @@ def parse(arguments: list[str]) -> Any:
         if end.code in (0, None):
             raise
         lines = [re.sub(r"[│╭╮╰╯]", "", line).strip() for line in said.getvalue().splitlines()]
-        message = " ".join(line for line in lines[1:] if line and not line.startswith("─"))
+        message = " ".join(line for line in lines[1:] if line.strip("─-"))
         message = re.split(r"For full helptext|Argument helptext:", message)[0].strip()
         known = [name for name in arguments[:1] if name in COMMANDS]
+        known += [name for name in arguments[1:2] if known and name in GROUPS.get(known[0], {})]
         see = " ".join(["aura", *known, "--help"])
         raise UserError(f"{message} (see: {see})") from None
 
@@ -140,6 +241,7 @@ def main() -> None:
     """
     try:
         command = parse(sys.argv[1:])
+        command = getattr(command, "command", command)  # of a group, the command inside
         status = RUNNERS[type(command)](command)
         sys.stdout.flush()
     except UserError as mistake:

@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from aura_ros.backbones.registry import check_checkpoint
 from aura_ros.config import check_value
 from aura_ros.errors import UserError
 from aura_ros.nodes.policy_config import PolicyNodeConfig
@@ -38,8 +39,12 @@ def node_config(config_type: Any, file: Path, node: str, given: dict[str, Any]) 
 def check_policy_files(config: PolicyNodeConfig) -> None:
     """Raises UserError for files that the policy would refuse, before the simulator's ten seconds of building."""
     config.check_files()
-    if config.backbone == "openvla_oft" and not config.checkpoint:
-        raise UserError("backbone 'openvla_oft' has no checkpoint; give the path of its .safetensors file")
+    check_checkpoint(
+        config.backbone,
+        config.checkpoint or None,
+        unnorm_key=config.unnorm_key or None,
+        options=config.folder_options(),
+    )
     if config.memory__checkpoint:
         from aura_ros.memory.checkpoint import load_checkpoint
 

@@ -230,15 +230,15 @@ def describe(summary: dict[str, Any], seen: Any, interrupted: bool) -> str:
     ]
     if interrupted:
         lines.insert(0, "interrupted; what follows is the episode up to then")
+    notes = []
     if seen.info is not None and not seen.info.trained:
-        lines.append(
-            f"note            the {summary['backbone']} backbone has untrained, seeded random weights "
+        notes.append(
+            f"the {summary['backbone']} backbone has untrained, seeded random weights "
             f"({summary['checkpoint']}): the arm moves without aim and a success is not to be expected"
         )
     if seen.info is not None and seen.info.memory_checkpoint.startswith("untrained"):
-        lines.append(
-            "                the memory is untrained too: its gate fires at random and its residual is zero"
-        )
+        notes.append("the memory is untrained: its gate fires at random and its residual is zero")
+    lines += [f"{'' if index else 'note':<15} {note}" for index, note in enumerate(notes)]
     return "\n".join(lines) + "\n"
 
 

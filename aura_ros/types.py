@@ -130,7 +130,7 @@ class BackboneInfo:
     checkpoint, checkpoint_hash: identity and sha256 (hex) of the weights in use.
     trained: False for a seeded random initialisation, so that summaries can say so.
     binary_columns: action columns that are either 0 or 1 (a gripper), decided at 0.5.
-    image_rotation: what preprocessing does to the true view, in words (e.g. "mirror left-right").
+    image_rotation: what preprocessing does to the true view, in words and in order, turns and mirrors first.
     """
 
     name: str

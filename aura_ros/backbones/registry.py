@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from aura_ros.backbones.base import Backbone
+from aura_ros.backbones.openvla_oft.layout import FolderOptions
 from aura_ros.errors import UserError
 
 BACKBONES = ("compact", "openvla_oft")
-DTYPES = ("float32", "bfloat16")
+# auto: bfloat16 for OpenVLA-OFT, as it was trained, float32 for the compact model.
+DTYPES = ("auto", "float32", "bfloat16")
+ACCELERATIONS = ("none", "compile", "cuda-graph")
+NO_CHECKPOINT = (
+    "backbone 'openvla_oft' has no checkpoint; give a published checkpoint's folder, a downloaded hub snapshot "
+    "(owner/name@revision) or a .safetensors file of OpenVlaOft.save"
+)
 
 
 def load_backbone(
@@ -16,38 +26,93 @@ def load_backbone(
     checkpoint: str | Path | None = None,
     *,
     device: str = "cpu",
-    dtype: str = "float32",
+    dtype: str = "auto",
     unnorm_key: str | None = None,
     seed: int = 0,
+    options: FolderOptions | None = None,
+    accelerate: str = "none",
 ) -> Backbone:
     """Load the backbone `name` (one of `BACKBONES`) and freeze it.
 
-    checkpoint: a `.safetensors` file saved by `OpenVlaOft.save`. Without one, `compact` gets seeded random
+    checkpoint: a `.safetensors` file saved by `OpenVlaOft.save`; for `openvla_oft` also a published checkpoint's
+      folder or a downloaded hub snapshot, "owner/name[@revision]". Without one, `compact` gets seeded random
       weights (`info.trained` is False) and `openvla_oft` is refused.
-    device: "cpu", "cuda" or "cuda:<n>". dtype: "float32" or "bfloat16", of the parameters.
+    device: "cpu", "cuda" or "cuda:<n>". dtype: of the parameters, one of `DTYPES`.
     unnorm_key: the entry of the checkpoint's dataset statistics; needed only if there are several.
-    seed: of the random weights; not used with a checkpoint.
+    seed: of the random weights; not used with a checkpoint. options: what a folder does not say about itself.
+    accelerate: one of `ACCELERATIONS`; not "none" makes the first query of a new length of prompt slow.
     Raises `UserError` for an unknown name, device, dtype or key and for a file that cannot be used.
     """
+    _check_names(name, checkpoint, dtype)
+    with _requirements(name):
+        from aura_ros.backbones.openvla_oft.api import OpenVlaOft
+    if dtype == "auto":
+        dtype = "bfloat16" if name == "openvla_oft" else "float32"
+    if checkpoint is None:
+        return OpenVlaOft.random_compact(
+            seed=seed, device=device, dtype=dtype, unnorm_key=unnorm_key, accelerate=accelerate
+        )
+    if name == "compact" or Path(checkpoint).is_file():
+        return OpenVlaOft.from_file(
+            checkpoint,
+            device=device,
+            dtype=dtype,
+            unnorm_key=unnorm_key,
+            expected_name="compact" if name == "compact" else None,
+            accelerate=accelerate,
+        )
+    return OpenVlaOft.from_checkpoint(
+        checkpoint, device, dtype, unnorm_key, options=options, accelerate=accelerate
+    )
+
+
+def check_checkpoint(
+    name: str,
+    checkpoint: str | Path | None = None,
+    *,
+    unnorm_key: str | None = None,
+    options: FolderOptions | None = None,
+) -> None:
+    """Raise `UserError` for what `load_backbone` would refuse, as far as it shows without reading a weight.
+
+    A second or two, mostly for importing torch; nothing without a checkpoint.
+    """
+    _check_names(name, checkpoint)
+    if checkpoint is None:
+        return
+    with _requirements(name):
+        from aura_ros.backbones.openvla_oft.checkpoint import read_head
+        from aura_ros.backbones.openvla_oft.folder import find_folder, read_folder
+        from aura_ros.backbones.openvla_oft.normalisation import select_statistics
+    if name == "compact" or Path(checkpoint).is_file():
+        found: Any = read_head(checkpoint)
+    else:
+        found = read_folder(find_folder(checkpoint), options)
+    config = found.config
+    select_statistics(
+        found.statistics,
+        unnorm_key,
+        action_dim=config.action.dim,
+        proprio_dim=config.proprio_dim,
+        bounds=config.bounds,
+    )
+
+
+def _check_names(name: str, checkpoint: str | Path | None, dtype: str = "auto") -> None:
     if name not in BACKBONES:
         raise UserError(f"backbone '{name}' is unknown; choose one of: {', '.join(BACKBONES)}")
     if dtype not in DTYPES:
         raise UserError(f"dtype '{dtype}' is not supported; choose one of: {', '.join(DTYPES)}")
     if name == "openvla_oft" and checkpoint is None:
-        raise UserError("backbone 'openvla_oft' has no checkpoint; give the path of its .safetensors file")
+        raise UserError(NO_CHECKPOINT)
+
+
+@contextmanager
+def _requirements(name: str) -> Iterator[None]:
     try:
-        from aura_ros.backbones.openvla_oft.api import OpenVlaOft
+        yield
     except ImportError as error:
         raise UserError(
             f"backbone '{name}' needs torch, transformers>=4.57.6,<6, pillow and simplejpeg ({error}); "
             "install them with `pip install aura_ros`"
         ) from error
-    if checkpoint is None:
-        return OpenVlaOft.random_compact(seed=seed, device=device, dtype=dtype, unnorm_key=unnorm_key)
-    return OpenVlaOft.from_file(
-        checkpoint,
-        device=device,
-        dtype=dtype,
-        unnorm_key=unnorm_key,
-        expected_name="compact" if name == "compact" else None,
-    )

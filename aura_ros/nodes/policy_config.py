@@ -6,7 +6,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from aura_ros.backbones.registry import BACKBONES, DTYPES
+from aura_ros.backbones.openvla_oft.layout import FolderOptions, is_hub_name
+from aura_ros.backbones.registry import ACCELERATIONS, BACKBONES, DTYPES
 from aura_ros.config import check_fields, option
 from aura_ros.errors import UserError
 
@@ -29,10 +30,41 @@ class PolicyNodeConfig:
         "the frozen policy: a small one for CPUs, or OpenVLA-OFT",
         choices=BACKBONES,
     )
-    checkpoint: str = option("", "weights of the backbone; empty: seeded random ones (compact only)")
+    checkpoint: str = option(
+        "",
+        "weights of the backbone: a .safetensors file, for openvla_oft also a published checkpoint's folder or a "
+        "downloaded hub snapshot (owner/name@revision); empty: seeded random ones (compact only)",
+    )
     device: str = option("cpu", "where the backbone runs: cpu, cuda or cuda:<n>")
-    dtype: str = option("float32", "of the backbone's parameters", choices=DTYPES)
+    dtype: str = option(
+        "auto",
+        "of the backbone's parameters; auto: bfloat16 for openvla_oft, float32 for compact",
+        choices=DTYPES,
+    )
+    accelerate: str = option(
+        "none",
+        "compile: torch.compile; cuda-graph: one CUDA graph for each length of prompt, whose first query is slow",
+        choices=ACCELERATIONS,
+    )
     unnorm_key: str = option("", "entry of the checkpoint's statistics; empty: the only one there is")
+    openvla_oft__cameras: str = option(
+        "",
+        "names of the cameras of a published checkpoint in the order of its training, separated by commas; empty: "
+        "those of the robot with its dimensions (LIBERO: agentview,wrist)",
+    )
+    openvla_oft__image_flip: str = option(
+        "auto",
+        "left_right: mirror the camera's view, as the LIBERO checkpoints were trained; none: for real robots; auto: "
+        "left_right for a checkpoint of LIBERO's dimensions",
+        choices=("auto", "left_right", "none"),
+    )
+    openvla_oft__horizon: int = option(
+        0,
+        "rows of a published checkpoint's chunk, which its files do not say; 0: as of the robot with its "
+        "dimensions (LIBERO 8, Bridge 5, ALOHA 25)",
+        minimum=0,
+        maximum=1000,
+    )
     seed: int = option(0, "of random weights", minimum=0, maximum=2**31 - 1)
     torch_threads: int = option(
         1,
@@ -128,11 +160,20 @@ class PolicyNodeConfig:
         if re.fullmatch(r"cpu|cuda(:\d+)?", self.device) is None:
             raise UserError(f"device '{self.device}' is not known; allowed: cpu, cuda, cuda:0, cuda:1, ...")
 
+    def folder_options(self) -> FolderOptions:
+        """What the parameters say about a published checkpoint."""
+        names = [name.strip() for name in self.openvla_oft__cameras.split(",")]
+        return FolderOptions(
+            cameras=tuple(names) if any(names) else None,
+            mirror={"auto": None, "left_right": True, "none": False}[self.openvla_oft__image_flip],
+            horizon=self.openvla_oft__horizon or None,
+        )
+
     def check_files(self) -> None:
         """Refuse paths that do not exist, before anything heavy is started. Raises UserError."""
         for what, path in (("checkpoint", self.checkpoint), ("memory checkpoint", self.memory__checkpoint)):
             try:
-                found = not path or Path(path).exists()
+                found = not path or Path(path).exists() or (what == "checkpoint" and is_hub_name(path))
             except OSError as error:
                 raise UserError(
                     f"{what} '{path}' cannot be looked at ({error.strerror}); give a readable one"

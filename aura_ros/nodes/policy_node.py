@@ -144,6 +144,8 @@ class PolicyNode(LifecycleNode):
             dtype=config.dtype,
             unnorm_key=config.unnorm_key or None,
             seed=config.seed,
+            options=config.folder_options(),
+            accelerate=config.accelerate,
             torch_threads=config.torch_threads,
             memory_checkpoint=config.memory__checkpoint or None,
             memory_state_dim=config.memory__state_dim,

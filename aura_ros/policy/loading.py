@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from aura_ros.backbones.openvla_oft.layout import FolderOptions
 from aura_ros.errors import UserError
 from aura_ros.policy.policy import Policy, PolicyConfig, load_memory
 
@@ -13,9 +14,11 @@ def load_policy(
     backbone: str = "compact",
     checkpoint: str | Path | None = None,
     device: str = "cpu",
-    dtype: str = "float32",
+    dtype: str = "auto",
     unnorm_key: str | None = None,
     seed: int = 0,
+    options: FolderOptions | None = None,
+    accelerate: str = "none",
     torch_threads: int = 1,
     memory_checkpoint: str | Path | None = None,
     memory_state_dim: int = 32,
@@ -34,7 +37,16 @@ def load_policy(
     from aura_ros.backbones.registry import load_backbone
 
     torch.set_num_threads(torch_threads)
-    loaded = load_backbone(backbone, checkpoint, device=device, dtype=dtype, unnorm_key=unnorm_key, seed=seed)
+    loaded = load_backbone(
+        backbone,
+        checkpoint,
+        device=device,
+        dtype=dtype,
+        unnorm_key=unnorm_key,
+        seed=seed,
+        options=options,
+        accelerate=accelerate,
+    )
     try:
         memory = load_memory(
             loaded.info,

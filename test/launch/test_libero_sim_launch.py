@@ -77,6 +77,10 @@ def gates(bag):
     return [m.message for m in read_bag(bag) if m.topic == "/policy_node/gate"]
 
 
+def recorded_bytes(folder):
+    return sum(file.stat().st_size for file in folder.rglob("*.mcap"))
+
+
 def test_an_episode_runs_ends_by_itself_and_leaves_a_bag_with_every_gate_event(tmp_path):
     process, log = start(tmp_path, "max_steps:=40", f"record:={tmp_path / 'bag'}")
     try:
@@ -112,9 +116,9 @@ def test_a_killed_node_ends_the_others_within_5_s_and_the_bag_is_readable(tmp_pa
     try:
         wait_for(lambda: "episode started" in log.read_text(), 90, "episode")
         pids = {name: child(log, name) for name in ("libero_sim", "policy_node", "gate_recorder")}
-        wait_for(
-            lambda: any(f.stat().st_size > 20_000 for f in tmp_path.rglob("*.mcap")), 30, "recorded data"
-        )
+        # The file begins with definitions; 20 kB more are the messages of tens of steps, so of several queries.
+        begun = recorded_bytes(tmp_path)
+        wait_for(lambda: recorded_bytes(tmp_path) > begun + 20_000, 30, "recorded data")
         os.kill(pids[victim], signal.SIGKILL)
         killed = time.monotonic()
         assert process.wait(timeout=30) == 1

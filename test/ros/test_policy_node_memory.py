@@ -309,7 +309,7 @@ def test_a_late_subscriber_gets_the_info_and_every_epoch_renews_it(ros, running)
     assert info.memory_hash == policy.memory.weights_hash
     assert list(info.names) == list(policy.backbone.info.action.names)
     assert info.gate_threshold == 0.5
-    assert info.image_rotation == "none"
+    assert info.image_rotation.startswith("no mirror -> JPEG")
     running.driver.call("reset")
     ros.spin_until(lambda: late.infos[-1].epoch == running.worker.epoch, what="the info of the new epoch")
 

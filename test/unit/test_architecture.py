@@ -13,7 +13,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # At the root: shared words that everything may use, and the command line, which may use everything.
 SHARED = {"", "config", "errors", "geometry", "types", "share"}
-FRONT = {"__main__", "cli", "doctor", "preflight", "sim_run"}
+FRONT = {"__main__", "checkpoint_command", "cli", "doctor", "preflight", "sim_run"}
 # Who may import whom; a folder may always import itself and SHARED.
 ALLOWED = {
     "backbones": set(),

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from aura_ros.backbones.openvla_oft.accelerate import accelerated, check_accelerate, find_device
 from aura_ros.backbones.openvla_oft.checkpoint import (
     Checkpoint,
     WeightsDigest,
@@ -32,8 +33,8 @@ from aura_ros.backbones.openvla_oft.normalisation import (
     select_statistics,
     unnormalise_actions,
 )
-from aura_ros.backbones.openvla_oft.processing import prepare_image
-from aura_ros.backbones.openvla_oft.startup import check_model
+from aura_ros.backbones.openvla_oft.processing import describe_steps, prepare_images
+from aura_ros.backbones.openvla_oft.startup import check_model, check_pixels, known_views
 from aura_ros.backbones.openvla_oft.tokenizer import ByteTokenizer, LlamaTokenizer, Tokenizer
 from aura_ros.errors import UserError
 from aura_ros.types import BackboneInfo, BackboneOutput, FloatArray, Observation
@@ -71,11 +72,13 @@ class OpenVlaOft:
         dtype: str = "float32",
         unnorm_key: str | None = None,
         tokenizer: Tokenizer | None = None,
+        accelerate: str = "none",
     ) -> None:
         """Build from a checkpoint's contents.
 
         source: its path or other identity, for `info` and error messages. tokenizer: where the config's is not
-        "byte"; without one only `predict` serves, for it takes token ids.
+        "byte"; without one only `predict` serves, for it takes token ids. accelerate: "none", "compile" or
+        "cuda-graph", see `accelerate.accelerated`; the first query of a new length of prompt is then slow.
         Raises `UserError` if tensors, statistics, key, device or tokenizer do not fit.
         """
         config = checkpoint.config
@@ -91,7 +94,8 @@ class OpenVlaOft:
             bounds=config.bounds,
         )
         self._tokenizer = _tokenizer(config, tokenizer, label)
-        self._device = _device(device)
+        self._device = find_device(device)
+        check_accelerate(accelerate, self._device)
         self._dtype = DTYPES[dtype]
         weights = WeightsDigest(config, checkpoint.statistics)
         self._model: OftModel | None = load_weights(
@@ -102,6 +106,7 @@ class OpenVlaOft:
             dtype=self._dtype,
             seen=weights.update,
         )
+        self._run: OftModel | None = accelerated(self._model, accelerate)
         digest = weights.hexdigest()
         if checkpoint.recorded_sha256 not in (None, digest):
             raise UserError(f"{label} was altered: its sha256 is not the recorded one; get the file again")
@@ -118,20 +123,31 @@ class OpenVlaOft:
             checkpoint_hash=digest,
             parameters=sum(parameter.numel() for parameter in self._model.parameters()),
             trained=checkpoint.trained,
-            image_rotation="mirror left-right" if config.image.mirror else "none",
+            image_rotation=describe_steps(config.image),
             binary_columns=config.binary_columns,
         )
 
     @classmethod
     def random_compact(
-        cls, *, seed: int = 0, device: str = "cpu", dtype: str = "float32", unnorm_key: str | None = None
+        cls,
+        *,
+        seed: int = 0,
+        device: str = "cpu",
+        dtype: str = "float32",
+        unnorm_key: str | None = None,
+        accelerate: str = "none",
     ) -> OpenVlaOft:
         """The compact model with seeded random weights: same seed, same hash. `info.trained` is False."""
         if seed < 0:
             raise UserError(f"seed {seed} is not allowed; it must be 0 or more")
         checkpoint = Checkpoint(COMPACT, COMPACT_STATISTICS, random_tensors(COMPACT, seed), trained=False)
         return cls(
-            checkpoint, source=f"random-init:seed={seed}", device=device, dtype=dtype, unnorm_key=unnorm_key
+            checkpoint,
+            source=f"random-init:seed={seed}",
+            device=device,
+            dtype=dtype,
+            unnorm_key=unnorm_key,
+            accelerate=accelerate,
         )
 
     @classmethod
@@ -144,6 +160,7 @@ class OpenVlaOft:
         unnorm_key: str | None = None,
         tokenizer: Tokenizer | None = None,
         expected_name: str | None = None,
+        accelerate: str = "none",
     ) -> OpenVlaOft:
         """Load a file of `save`. A Llama tokenizer is taken from the file's folder unless given.
 
@@ -164,6 +181,7 @@ class OpenVlaOft:
             dtype=dtype,
             unnorm_key=unnorm_key,
             tokenizer=tokenizer,
+            accelerate=accelerate,
         )
 
     @classmethod
@@ -176,6 +194,7 @@ class OpenVlaOft:
         *,
         options: FolderOptions | None = None,
         tokenizer: Tokenizer | None = None,
+        accelerate: str = "none",
     ) -> OpenVlaOft:
         """Load a published checkpoint: a folder, or a downloaded hub snapshot "owner/name[@revision]".
 
@@ -195,6 +214,7 @@ class OpenVlaOft:
             dtype=dtype,
             unnorm_key=unnorm_key,
             tokenizer=tokenizer,
+            accelerate=accelerate,
         )
 
     def save(self, path: str | Path) -> None:
@@ -215,6 +235,13 @@ class OpenVlaOft:
         if self._model is None:
             raise UserError(f"backbone '{self.config.name}' is closed; load it again")
         return self._model
+
+    @property
+    def served_model(self) -> OftModel:
+        """What answers queries: `model`, or its accelerated twin. Raises `UserError` after `close`."""
+        if self._run is None:
+            raise UserError(f"backbone '{self.config.name}' is closed; load it again")
+        return self._run
 
     @torch.inference_mode()
     def predict(
@@ -248,9 +275,7 @@ class OpenVlaOft:
         start = None
         if self.config.head == "diffusion":
             start = self._noise if noise is None else noise.to(self._device, self._dtype)
-        if self._model is None:
-            raise UserError(f"backbone '{self.config.name}' is closed; load it again")
-        output: OftOutput = self._model(ids, pixels, proprio, noise=start)
+        output: OftOutput = self.served_model(ids, pixels, proprio, noise=start)
         normalised = output.actions_normalised[0].float().cpu().numpy()
         return OftPrediction(
             hidden_states=output.hidden_states,
@@ -299,19 +324,22 @@ class OpenVlaOft:
             digest.update(name, parameter)
         return digest.hexdigest()
 
-    def warm_up(self) -> None:
-        """Run the checks of `startup`, then one query on blank images. Raises `UserError` if one fails."""
+    def warm_up(self, instruction: str | None = None) -> None:
+        """Run the checks of `startup`, then one query on test images. Raises `UserError` if one fails.
+
+        instruction: one to come, so that an accelerated network is prepared for the length of its prompt.
+        """
         self._prompts.check_tokenizer()
-        size = self.config.image.size
-        blank = {camera: np.zeros((size, size, 3), np.uint8) for camera in self.config.cameras}
-        observation = Observation(blank, np.zeros(self.config.proprio_dim, np.float32), "warm up")
+        proprio = np.zeros(self.config.proprio_dim, np.float32)
+        observation = Observation(known_views(self.config), proprio, instruction or "warm up")
         pixels, _, ids = self._prepare(observation)
+        check_pixels(self.config, pixels)
         check_model(self.model, ids, pixels.to(self._device))
         self.infer(observation)
 
     def close(self) -> None:
         """Free the weights; a second call does nothing."""
-        self._model = None
+        self._model = self._run = None
         self._prompts.clear()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
@@ -334,8 +362,9 @@ class OpenVlaOft:
                 f"camera '{missing[0]}' is missing; this backbone needs {list(self.config.cameras)}, "
                 f"the observation has {sorted(observation.images)}"
             )
-        images = (observation.images[camera] for camera in self.config.cameras)
-        return np.concatenate([prepare_image(image, self.config.image) for image in images])
+        return prepare_images(
+            [observation.images[camera] for camera in self.config.cameras], self.config.image
+        )
 
     def _proprio(self, observation: Observation) -> Tensor | None:
         expected = self.config.proprio_dim
@@ -357,17 +386,3 @@ def _tokenizer(config: OftConfig, given: Tokenizer | None, source: str) -> Token
             "use the tokenizer the checkpoint came with"
         )
     return tokenizer
-
-
-def _device(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = None
-    if device is None or device.type not in ("cpu", "cuda"):
-        raise UserError(f"device '{name}' is not supported; choose 'cpu', 'cuda' or 'cuda:<n>'")
-    if device.type == "cuda":
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if (device.index or 0) >= count:
-            raise UserError(f"device '{name}' is not available ({count} CUDA devices found); use 'cpu'")
-    return device

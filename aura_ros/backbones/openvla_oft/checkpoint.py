@@ -5,6 +5,7 @@ Nothing here unpickles. A file that cannot be used is a `UserError`; random weig
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -23,10 +24,10 @@ from torch import Tensor
 
 from aura_ros.backbones.openvla_oft.config import OftConfig
 from aura_ros.backbones.openvla_oft.model import build_on_meta
+from aura_ros.backbones.openvla_oft.tensor_files import one_line, refuse_pointer, safetensors_entries
 from aura_ros.errors import UserError
 
 FORMAT = "aura_ros.openvla_oft.1"
-LFS_MAGIC = b"version https://git-lfs"
 # Spread of untrained actions, normalised units: small enough that no value of a chunk leaves +-1.
 RANDOM_ACTION_STD = 0.15
 
@@ -111,13 +112,9 @@ def save_checkpoint(checkpoint: Checkpoint, path: str | Path) -> None:
             os.fsync(stream.fileno())
         os.replace(temporary, path)
     except (SafetensorError, OSError) as error:
-        raise UserError(f"'{path}' cannot be written ({_one_line(error)}); give a writable folder") from error
+        raise UserError(f"'{path}' cannot be written ({one_line(error)}); give a writable folder") from error
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
 
 
 def load_checkpoint(path: str | Path) -> Checkpoint:
@@ -126,21 +123,24 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
     Names, shapes and values of the tensors are checked where they are used (`model.load_weights`), the hash
     by whoever serves them.
     """
+    head = read_head(path)
+    entries = safetensors_entries(Path(path))
+    return dataclasses.replace(head, tensors={name: entry.read() for name, entry in entries.items()})
+
+
+def read_head(path: str | Path) -> Checkpoint:
+    """As `load_checkpoint`, without the tensors."""
     path = Path(path)
-    if path.is_dir():
-        raise UserError(f"checkpoint '{path}' is a folder; give a .safetensors file")
     if not path.is_file():
-        raise UserError(f"checkpoint '{path}' does not exist; give a .safetensors file")
+        reason = "is a folder" if path.is_dir() else "does not exist"
+        raise UserError(f"checkpoint '{path}' {reason}; give a .safetensors file")
+    refuse_pointer(path)
     try:
-        with path.open("rb") as stream:
-            if stream.read(len(LFS_MAGIC)) == LFS_MAGIC:
-                raise UserError(f"checkpoint '{path}' is a Git LFS pointer, not weights; run `git lfs pull`")
         with safe_open(str(path), framework="pt") as stored:
             metadata = stored.metadata() or {}
-            tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise UserError(
-            f"checkpoint '{path}' is truncated or not safetensors ({_one_line(error)}); get it again"
+            f"checkpoint '{path}' is truncated or not safetensors ({one_line(error)}); get it again"
         ) from error
     missing = [name for name in ("config", "dataset_statistics", "trained", "sha256") if name not in metadata]
     if metadata.get("format") != FORMAT or missing:
@@ -154,4 +154,4 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
         raise UserError(f"checkpoint '{path}' has bad metadata: {error}") from error
     if not isinstance(statistics, dict) or not statistics:
         raise UserError(f"checkpoint '{path}' has no dataset statistics; save it again with them")
-    return Checkpoint(config, statistics, tensors, metadata["trained"] == "true", metadata["sha256"])
+    return Checkpoint(config, statistics, {}, metadata["trained"] == "true", metadata["sha256"])

@@ -13,22 +13,26 @@ from pathlib import Path
 
 from torch import Tensor
 
-from aura_ros.backbones.openvla_oft.tensor_files import Entry
+from aura_ros.backbones.openvla_oft.tensor_files import Entry, require_one_dtype
 from aura_ros.errors import UserError
 
 MAX_ALPHA = 16
+FILM_LAYER = re.compile(r"\.blocks\.\d+\.(scale|shift)\.(weight|bias)$")
 
 
 def film_entries(entries: Mapping[str, Entry], path: Path) -> dict[str, Entry]:
     """File names -> network names: `.block` and `.base_layer` taken out, adapters merged when read.
 
-    The sum is formed in float32 and rounded once to the stored dtype.
+    The sum is formed in float32 and rounded once to the stored dtype. Adapters and FiLM layers may have dtypes
+    of their own: the reference trains them in float32 on bfloat16 towers, and saves them so.
     """
     adapters = {name: entry for name, entry in entries.items() if ".lora_" in name}
+    layers = {name: entry for name, entry in entries.items() if FILM_LAYER.search(name)}
+    towers = {name: entry for name, entry in entries.items() if name not in adapters and name not in layers}
+    for group in (adapters, layers, towers):
+        require_one_dtype(group, path)
     plain = {}
-    for name, entry in entries.items():
-        if name in adapters:
-            continue
+    for name, entry in (towers | layers).items():
         base = re.sub(r"\.base_layer\.(weight|bias)$", r".\1", name)
         target = re.sub(r"(\.blocks\.\d+)\.block\.", r"\1.", base)
         if base != name and base.endswith(".weight"):
@@ -42,14 +46,15 @@ def film_entries(entries: Mapping[str, Entry], path: Path) -> dict[str, Entry]:
         raise UserError(
             f"'{path}' has LoRA factors '{min(adapters)}' without a base layer; get the file again"
         )
-    if not any(re.search(r"\.blocks\.\d+\.scale\.weight$", name) for name in plain):
+    if not layers:
         raise UserError(f"'{path}' has no FiLM layers (blocks.N.scale); it must come from a FiLM fine-tuning")
     return plain
 
 
 def _merged(base: Entry, down: Entry, up: Entry, name: str, path: Path) -> Entry:
-    rank = down.shape[0]
-    if len(base.shape) != 2 or (up.shape, down.shape) != ((base.shape[0], rank), (rank, base.shape[1])):
+    rank = down.shape[0] if down.shape else 0
+    fits = len(base.shape) == 2 and (up.shape, down.shape) == ((base.shape[0], rank), (rank, base.shape[1]))
+    if not fits or rank < 1:
         raise UserError(
             f"'{path}': LoRA factors {list(up.shape)} and {list(down.shape)} do not fit '{name}' "
             f"{list(base.shape)}; get the file again"

@@ -7,7 +7,8 @@ unpickled (`weights_only=True`), nothing is written, nothing is fetched.
 from __future__ import annotations
 
 import json
-import re
+import logging
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 
 from aura_ros.backbones.openvla_oft.config import OftConfig
 from aura_ros.backbones.openvla_oft.film import film_entries
-from aura_ros.backbones.openvla_oft.layout import FolderOptions, derive_config
+from aura_ros.backbones.openvla_oft.layout import FolderOptions, derive_config, is_hub_name
 from aura_ros.backbones.openvla_oft.tensor_files import (
     Entry,
     LazyTensors,
@@ -27,7 +28,7 @@ from aura_ros.backbones.openvla_oft.tensor_files import (
 )
 from aura_ros.errors import UserError
 
-HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(@[\w.-]+)?")
+logger = logging.getLogger(__name__)
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 # File name stem -> prefix of its tensors' names in this package.
@@ -37,7 +38,21 @@ COMPONENTS = {
     "noisy_action_projector": "noisy_action_projector.",
     "vision_backbone": "",
 }
+# What the tensors' names in each file begin with, to tell one file in another's place.
+BEGINNINGS = {
+    "action_head": ("model.", "noise_predictor."),
+    "proprio_projector": ("fc1.", "fc2."),
+    "noisy_action_projector": ("fc1.", "fc2."),
+    "vision_backbone": ("vision_backbone.",),
+}
 SUFFIXES = ("_checkpoint.pt", "_checkpoint.safetensors")
+WEIGHTS = (".pt", ".pth", ".bin", ".safetensors")
+# Files of every published folder: read elsewhere, or of no use here and not worth a word.
+COMPANIONS = (
+    *("config.json", "dataset_statistics.json", INDEX, "generation_config.json", "preprocessor_config.json"),
+    *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json"),
+    *("added_tokens.json", "processor_config.json", ".gitattributes"),
+)
 
 
 @dataclass(frozen=True)
@@ -62,8 +77,13 @@ def find_folder(path: str | Path) -> Path:
     Nothing is fetched. Raises `UserError` if neither is there.
     """
     folder = Path(path)
-    if folder.exists() or not HUB_NAME.fullmatch(str(path)):
-        return folder
+    if not str(path).strip():
+        raise UserError("checkpoint '' is empty; give a folder's path or a downloaded snapshot's name")
+    try:
+        if folder.exists() or not is_hub_name(str(path)):
+            return folder
+    except OSError as error:  # a name too long, a folder that may not be entered
+        raise UserError(f"checkpoint '{path}' cannot be looked at ({error.strerror}); check it") from error
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
@@ -86,18 +106,24 @@ def read_folder(path: str | Path, options: FolderOptions | None = None) -> Folde
     path, options = Path(path), options or FolderOptions()
     source = f"checkpoint '{path}'"
     if not path.is_dir():
-        raise UserError(f"{source} is no folder; give a checkpoint folder in the published layout")
+        what = "is a file" if path.exists() else "does not exist"
+        raise UserError(f"{source} {what}; give a checkpoint folder in the published layout")
+    try:
+        names = sorted(os.listdir(path))
+    except OSError as error:
+        raise UserError(f"{source} cannot be listed ({error.strerror}); make it readable") from error
     settings = read_json(path / "config.json")
     statistics = _statistics(path, settings)
     entries = _backbone_entries(path)
     files = {entry.file for entry in entries.values()}
-    parts = {stem: _component_file(path, stem) for stem in COMPONENTS}
+    parts = {stem: _component_file(path, names, stem) for stem in COMPONENTS}
     for stem, prefix in COMPONENTS.items():
         part = parts[stem]
         if part is None:
             continue
         files.add(part.name)
         found = component_entries(part)
+        _check_component(stem, found, part)
         if stem == "vision_backbone":
             vision = film_entries(found, part)
             # It holds the towers anew; those of the shards were saved without its adapters.
@@ -105,13 +131,16 @@ def read_folder(path: str | Path, options: FolderOptions | None = None) -> Folde
             entries |= vision
         else:
             entries |= {prefix + name: entry for name, entry in found.items()}
-    has_film = parts["vision_backbone"] is not None
-    if (settings.get("use_film") or options.film) and not has_film:
+    film = parts["vision_backbone"]
+    if (settings.get("use_film") or options.film) and film is None:
         raise UserError(
             f"{source} is to use FiLM but has no 'vision_backbone--*_checkpoint.pt'; put the file beside the others"
         )
+    if film is not None and options.film is False:
+        raise UserError(f"{source} has '{film.name}' but is to use no FiLM; drop the option or the file")
+    _check_head(source, parts, options)
     shapes = {name: entry.shape for name, entry in entries.items()}
-    config = derive_config(settings, shapes, statistics, source, options, film=has_film)
+    config = derive_config(settings, shapes, statistics, source, options, film=film is not None)
     if config.head == "diffusion" and parts["noisy_action_projector"] is None:
         raise UserError(
             f"{source} has a diffusion head but no 'noisy_action_projector--*_checkpoint.pt'; add it"
@@ -121,7 +150,9 @@ def read_folder(path: str | Path, options: FolderOptions | None = None) -> Folde
             f"{source} has '{parts['noisy_action_projector'].name}' but no diffusion head; "
             "put the diffusion action head beside it, or remove it"
         )
-    return Folder(path, config, statistics, LazyTensors(entries), tuple(sorted(files)), _ignored(path, files))
+    return Folder(
+        path, config, statistics, LazyTensors(entries), tuple(sorted(files)), _ignored(names, files)
+    )
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -141,21 +172,25 @@ def read_json(path: Path) -> dict[str, Any]:
 def _statistics(path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
     """The fine-tuned model's own statistics; `config.json` holds those of pre-training where there are none."""
     own = path / "dataset_statistics.json"
-    statistics = read_json(own) if own.exists() else settings.get("norm_stats")
+    # A link to nothing is a file that was lost, not one that never was.
+    statistics = read_json(own) if os.path.lexists(own) else settings.get("norm_stats")
     if not isinstance(statistics, dict) or not statistics:
         raise UserError(f"'{own}' has no data set's statistics; a checkpoint folder needs them")
     return statistics
 
 
 def _backbone_entries(path: Path) -> dict[str, Entry]:
-    if (path / INDEX).exists():
+    indexed, single = (os.path.lexists(path / name) for name in (INDEX, SINGLE))
+    if indexed and single:
+        raise UserError(f"'{path}' has both {INDEX} and {SINGLE}; remove the one that does not belong")
+    if indexed:
         weight_map = read_json(path / INDEX).get("weight_map")
         if not isinstance(weight_map, dict) or not all(
             isinstance(file, str) and Path(file).name == file for file in weight_map.values()
         ):
             raise UserError(f"'{path / INDEX}' has no weight_map of file names; get the file again")
         files = sorted(set(weight_map.values()))
-    elif (path / SINGLE).exists():
+    elif single:
         weight_map, files = None, [SINGLE]
     else:
         raise UserError(f"'{path}' has neither {INDEX} nor {SINGLE}; give a checkpoint folder with weights")
@@ -182,23 +217,54 @@ def _backbone_entries(path: Path) -> dict[str, Entry]:
     return entries
 
 
-def _component_file(path: Path, stem: str) -> Path | None:
-    found = sorted(
-        file for file in path.iterdir() if file.name.startswith(f"{stem}--") and file.name.endswith(SUFFIXES)
-    )
+def _component_file(path: Path, names: list[str], stem: str) -> Path | None:
+    found = [name for name in names if name.startswith(f"{stem}--") and name.endswith(SUFFIXES)]
     if len(found) > 1:
-        names = ", ".join(file.name for file in found)
-        raise UserError(f"'{path}' has {len(found)} {stem} files ({names}); keep the one that belongs here")
-    return found[0] if found else None
+        raise UserError(
+            f"'{path}' has {len(found)} {stem} files ({', '.join(found)}); keep the one that belongs here"
+        )
+    misnamed = [
+        name for name in names if name.startswith(stem) and name.endswith(WEIGHTS) and name not in found
+    ]
+    if misnamed and not found:  # without it another, smaller network would load
+        raise UserError(
+            f"'{path / misnamed[0]}' is not named {stem}--<step>_checkpoint.pt; rename or remove it"
+        )
+    return path / found[0] if found else None
 
 
-def _ignored(path: Path, used: set[str]) -> dict[str, str]:
+def _check_component(stem: str, entries: Mapping[str, Entry], path: Path) -> None:
+    odd = sorted(name for name in entries if not name.startswith(BEGINNINGS[stem]))
+    if odd:
+        raise UserError(f"'{path}' holds '{odd[0]}', which no {stem} has; put the right file in its place")
+    if stem != "vision_backbone":  # that one has several parts, each with its own
+        require_one_dtype(entries, path)
+
+
+def _check_head(source: str, parts: Mapping[str, Path | None], options: FolderOptions) -> None:
+    """A checkpoint that lost its head must not be taken for one that never had any."""
+    if parts["action_head"] is not None:
+        if options.head == "discrete":
+            raise UserError(
+                f"{source} has '{parts['action_head'].name}' but is to be discrete; drop the option or the file"
+            )
+        return
+    others = [part.name for part in parts.values() if part is not None]
+    if others and options.head != "discrete":
+        raise UserError(
+            f"{source} has '{others[0]}' but no 'action_head--*_checkpoint.pt'; add it, or say head 'discrete' if "
+            "it was trained without"
+        )
+    logger.warning("%s has no action head file: actions are read from the language model's tokens", source)
+
+
+def _ignored(names: list[str], used: set[str]) -> dict[str, str]:
     ignored = {}
-    for file in sorted(path.iterdir()):
-        if file.name == "lora_adapter":
-            ignored[file.name] = "already merged into the weights"
-        elif file.suffix in (".pt", ".bin", ".safetensors") and file.name not in used:
-            ignored[file.name] = "not part of the model"
-        elif file.suffix == ".py":
-            ignored[file.name] = "code is never run from a checkpoint"
+    for name in names:
+        if name == "lora_adapter":
+            ignored[name] = "already merged into the weights"
+        elif name.endswith(".py"):
+            ignored[name] = "code is never run from a checkpoint"
+        elif name not in used and name not in COMPANIONS:
+            ignored[name] = "not part of the model"
     return ignored

@@ -6,6 +6,7 @@ Source: moojink/openvla-oft @213c5ff, prismatic/vla/constants.py (robots) and co
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,16 +25,21 @@ from aura_ros.types import LIBERO_ACTION_SPEC, ActionSpec, ControlMode
 Shapes = Mapping[str, tuple[int, ...]]
 
 TOWERS = ("featurizer", "fused_featurizer")
-# Attention heads cannot be read from tensors, so the towers are known by timm's names. The last two are those
-# of the reference at test size.
-TOWER_HEADS = {
-    "vit_large_patch14_reg4_dinov2.lvd142m": 16,
-    "vit_so400m_patch14_siglip_224": 16,
-    "oft_tiny_dino": 4,
-    "oft_tiny_siglip": 4,
+# Attention heads cannot be read from tensors, so the towers are known by timm's names. A tensor that is lost as
+# a whole kind (registers, the last block) would only make another tower: the names say what must be there.
+# Name: heads, depth, class token, registers, LayerScale. The last two are the reference's at test size.
+KNOWN_TOWERS: dict[str, tuple[int, int, bool, int, bool]] = {
+    "vit_large_patch14_reg4_dinov2.lvd142m": (16, 24, True, 4, True),
+    "vit_so400m_patch14_siglip_224": (16, 27, False, 0, False),
+    "oft_tiny_dino": (4, 3, True, 4, True),
+    "oft_tiny_siglip": (4, 4, False, 0, False),
 }
+TOWER_PARTS = ("blocks", "class token", "registers", "LayerScale")
 # Llama-2-7B: what `text_config` leaves to defaults, which are not the same in every transformers.
 LLAMA_DEFAULTS: dict[str, Any] = {
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
     "num_attention_heads": 32,
     "rms_norm_eps": 1e-6,
     "rope_theta": 10_000.0,
@@ -42,12 +48,21 @@ LLAMA_DEFAULTS: dict[str, Any] = {
 ALOHA_JOINTS = ("waist", "shoulder", "elbow", "forearm_roll", "wrist_angle", "wrist_rotate", "gripper")
 
 
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(@[\w.-]+)?")
+
+
+def is_hub_name(text: str) -> bool:
+    """Whether it can be a hub snapshot's name, "owner/name" or "owner/name@revision"."""
+    return HUB_NAME.fullmatch(text) is not None
+
+
 @dataclass(frozen=True)
 class FolderOptions:
     """What a checkpoint does not say about itself; None: as the reference does for robots of its dimensions.
 
     cameras: names in the order of training. mirror: flip the true view left-right (LIBERO only). horizon:
-    rows of a chunk. film: True demands the FiLM file. diffusion_steps: passes of a diffusion head, 1 to 50.
+    rows of a chunk. film: True demands the FiLM file, False refuses one. diffusion_steps: passes of a diffusion
+    head, 1 to 50. head: "discrete" for a checkpoint trained without action head whose folder has other parts.
     """
 
     cameras: tuple[str, ...] | None = None
@@ -55,6 +70,20 @@ class FolderOptions:
     horizon: int | None = None
     film: bool | None = None
     diffusion_steps: int | None = None
+    head: str | None = None
+
+    def __post_init__(self) -> None:
+        names = self.cameras
+        if names is not None and (
+            isinstance(names, str)
+            or not names
+            or not all(isinstance(name, str) and name.strip() for name in names)
+        ):
+            raise UserError(
+                f"cameras {names!r} is not allowed; give one or more names, in the order of training"
+            )
+        if self.head not in (None, "discrete"):
+            raise UserError(f"head {self.head!r} is not allowed; only 'discrete' can be asked for")
 
 
 @dataclass(frozen=True)
@@ -121,16 +150,32 @@ def derive_config(
     settings: `config.json`. shapes: tensor name -> shape, heads included. statistics: of every data set.
     Raises `UserError`, beginning with `source`, for an architecture that this package does not have.
     """
+    try:
+        return _derived(settings, shapes, statistics, source, options, film)
+    except UserError as error:  # those of the configuration's own checks do not know whose it is
+        if str(error).startswith(source):
+            raise
+        raise UserError(f"{source}: {error}; check config.json and the options given") from error
+
+
+def _derived(
+    settings: Mapping[str, Any],
+    shapes: Shapes,
+    statistics: Mapping[str, Any],
+    source: str,
+    options: FolderOptions,
+    film: bool,
+) -> OftConfig:
     _check_architecture(settings, source)
     head = _head(shapes)
     action_dim, proprio_dim = _dims(shapes, statistics, head, source)
     robot = _robot(action_dim, proprio_dim or _recorded_proprio(statistics), source)
     language = _language(settings.get("text_config"), shapes, source)
-    patch = _shape(shapes, "vision_backbone.featurizer.patch_embed.proj.weight", source)[-1]
+    patch = _shape(shapes, "vision_backbone.featurizer.patch_embed.proj.weight", 4, source)[-1]
     size = _image_size(settings, source)
     ids = settings.get("timm_model_ids")
     if not isinstance(ids, list) or len(ids) != len(TOWERS):
-        raise UserError(f"{source}: timm_model_ids {ids} in config.json must name two vision towers")
+        raise UserError(f"{source}: timm_model_ids {ids!r} in config.json must name two vision towers")
     dino, siglip = (_tower(shapes, tower, name, source) for tower, name in zip(TOWERS, ids, strict=True))
     big = (language, dino, siglip) == (
         OPENVLA_OFT_7B.language,
@@ -143,7 +188,7 @@ def derive_config(
         action = dataclasses.replace(action, horizon=options.horizon)
     return OftConfig(
         name=OPENVLA_OFT_7B.name if big else "openvla-oft",
-        cameras=robot.cameras if options.cameras is None else options.cameras,
+        cameras=robot.cameras if options.cameras is None else tuple(options.cameras),
         image=ImageConfig(size=size, mirror=mirror),
         patch=patch,
         dino=dino,
@@ -155,7 +200,9 @@ def derive_config(
         tokenizer="llama",
         head=head,
         film=film,
-        diffusion_steps=options.diffusion_steps or OftConfig.diffusion_steps,
+        diffusion_steps=(
+            OftConfig.diffusion_steps if options.diffusion_steps is None else options.diffusion_steps
+        ),
         bounds=robot.bounds,
     )
 
@@ -190,9 +237,10 @@ def _dims(shapes: Shapes, statistics: Mapping[str, Any], head: str, source: str)
         action_dim = widths.pop()
     else:
         inside = "noise_predictor.mlp_resnet" if head == "diffusion" else "model"
-        action_dim = _shape(shapes, f"action_head.{inside}.fc2.weight", source)[0]
-    proprio = shapes.get("proprio_projector.fc1.weight")
-    return action_dim, proprio[1] if proprio else 0
+        action_dim = _shape(shapes, f"action_head.{inside}.fc2.weight", 2, source)[0]
+    if not any(name.startswith("proprio_projector.") for name in shapes):
+        return action_dim, 0
+    return action_dim, _shape(shapes, "proprio_projector.fc1.weight", 2, source)[1]
 
 
 def _recorded_proprio(statistics: Mapping[str, Any]) -> int:
@@ -218,10 +266,13 @@ def _robot(action_dim: int, proprio_dim: int, source: str) -> Robot:
 
 
 def _language(text: Any, shapes: Shapes, source: str) -> LanguageConfig:
-    text = text if isinstance(text, dict) else {}
+    if not isinstance(text, dict):
+        raise UserError(
+            f"{source}: text_config is a {type(text).__name__} in config.json and must be an object; get the file again"
+        )
     stated = {**LLAMA_DEFAULTS, **{name: value for name, value in text.items() if value is not None}}
-    vocab, hidden = _shape(shapes, "language_model.model.embed_tokens.weight", source)
-    intermediate = _shape(shapes, "language_model.model.layers.0.mlp.gate_proj.weight", source)[0]
+    vocab, hidden = _shape(shapes, "language_model.model.embed_tokens.weight", 2, source)
+    intermediate = _shape(shapes, "language_model.model.layers.0.mlp.gate_proj.weight", 2, source)[0]
     layers = _count(shapes, "language_model.model.layers")
     found = {
         "vocab_size": vocab,
@@ -231,7 +282,15 @@ def _language(text: Any, shapes: Shapes, source: str) -> LanguageConfig:
     }
     for name, value in found.items():
         if stated.get(name, value) != value:
-            raise UserError(f"{source}: text_config says {name} {stated[name]} but the tensors say {value}")
+            told = "says" if text.get(name) is not None else "leaves to Llama-2-7B"
+            raise UserError(
+                f"{source}: text_config in config.json {told} {name} {stated[name]} but the tensors have {value}; "
+                "use files of one checkpoint"
+            )
+    for name in ("rms_norm_eps", "rope_theta"):
+        number = stated[name]
+        if not isinstance(number, (int, float)) or isinstance(number, bool) or not math.isfinite(number):
+            raise UserError(f"{source}: {name} {number!r} in text_config must be a number")
     heads = stated["num_attention_heads"]
     if stated.get("num_key_value_heads", heads) != heads:
         raise UserError(f"{source}: grouped-query attention is not part of OpenVLA-OFT; num_key_value_heads "
@@ -254,22 +313,38 @@ def _image_size(settings: Mapping[str, Any], source: str) -> int:
     sizes = settings.get("image_sizes")
     if isinstance(sizes, list) and len(sizes) == 2 and sizes[0] == sizes[1] and isinstance(sizes[0], int):
         return sizes[0]
-    raise UserError(f"{source}: image_sizes {sizes} in config.json must be two equal numbers of pixels")
+    raise UserError(f"{source}: image_sizes {sizes!r} in config.json must be two equal numbers of pixels")
 
 
 def _tower(shapes: Shapes, tower: str, name: Any, source: str) -> TowerConfig:
-    if name not in TOWER_HEADS:
-        raise UserError(f"{source}: vision tower '{name}' is unknown; known are: {', '.join(TOWER_HEADS)}")
+    known = KNOWN_TOWERS.get(name) if isinstance(name, str) else None
+    if known is None:
+        raise UserError(
+            f"{source}: vision tower {name!r} in config.json is unknown; known are: {', '.join(KNOWN_TOWERS)}"
+        )
     prefix = f"vision_backbone.{tower}"
-    registers = shapes.get(f"{prefix}.reg_token")
+    registers = f"{prefix}.reg_token" in shapes
+    found = (
+        _count(shapes, f"{prefix}.blocks"),
+        f"{prefix}.cls_token" in shapes,
+        _shape(shapes, f"{prefix}.reg_token", 3, source)[1] if registers else 0,
+        f"{prefix}.blocks.0.ls1.scale_factor" in shapes,
+    )
+    heads, *expected = known
+    for what, has, wanted in zip(TOWER_PARTS, found, expected, strict=True):
+        if has != wanted:
+            raise UserError(
+                f"{source}: tower '{tower}' has {what} {has}, but {name} has {wanted}; use a complete checkpoint"
+            )
+    depth, class_token, register_tokens, layer_scale = found
     return TowerConfig(
-        width=_shape(shapes, f"{prefix}.patch_embed.proj.weight", source)[0],
-        depth=_count(shapes, f"{prefix}.blocks"),
-        heads=TOWER_HEADS[name],
-        mlp_width=_shape(shapes, f"{prefix}.blocks.0.mlp.fc1.weight", source)[0],
-        class_token=f"{prefix}.cls_token" in shapes,
-        registers=registers[1] if registers else 0,
-        layer_scale=f"{prefix}.blocks.0.ls1.scale_factor" in shapes,
+        width=_shape(shapes, f"{prefix}.patch_embed.proj.weight", 4, source)[0],
+        depth=depth,
+        heads=heads,
+        mlp_width=_shape(shapes, f"{prefix}.blocks.0.mlp.fc1.weight", 2, source)[0],
+        class_token=class_token,
+        registers=register_tokens,
+        layer_scale=layer_scale,
     )
 
 
@@ -279,7 +354,10 @@ def _count(shapes: Shapes, prefix: str) -> int:
     return 1 + max((int(match[1]) for name in shapes if (match := pattern.match(name))), default=-1)
 
 
-def _shape(shapes: Shapes, name: str, source: str) -> tuple[int, ...]:
-    if name not in shapes:
+def _shape(shapes: Shapes, name: str, axes: int, source: str) -> tuple[int, ...]:
+    shape = shapes.get(name)
+    if shape is None:
         raise UserError(f"{source} lacks the tensor '{name}'; use a complete checkpoint")
-    return shapes[name]
+    if len(shape) != axes:
+        raise UserError(f"{source}: tensor '{name}' has shape {list(shape)}, not {axes} axes; get it again")
+    return shape

@@ -106,15 +106,27 @@ def select_statistics(
 def _bounds(entry: Any, key: str, part: str, dim: int, names: tuple[str, str]) -> Bounds:
     try:
         raw = entry[part]
-        low, high = ([float(value) for value in raw[name]] for name in names)
-        mask = [bool(value) for value in raw.get("mask", [True] * len(low))]
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        low, high = ([_number(value) for value in raw[name]] for name in names)
+        mask = list(raw.get("mask", [True] * len(low)))
+        if not all(isinstance(value, bool) for value in mask):
+            raise TypeError("the mask must hold true and false only")
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise UserError(
             f"statistics '{key}' have no usable {part} {names[0]} and {names[1]} ({error!r})"
         ) from error
     if len(low) != dim:
         raise UserError(f"statistics '{key}' have {len(low)} {part} columns; the model has {dim}")
-    return Bounds(tuple(low), tuple(high), tuple(mask))
+    try:
+        return Bounds(tuple(low), tuple(high), tuple(mask))
+    except UserError as error:
+        raise UserError(f"statistics '{key}', {part}: {error}; get dataset_statistics.json again") from error
+
+
+def _number(value: Any) -> float:
+    # Text or truth values in a column mean that the file holds something else than was written there.
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{value!r} is no number")
+    return float(value)
 
 
 # Round, LIBERO-like ranges for weights that were never trained. Actions: controller units, gripper untouched.

@@ -45,9 +45,7 @@ class LazyTensors(Mapping[str, Tensor]):
 def component_entries(path: Path) -> dict[str, Entry]:
     """Tensors of one head or projector file, by the file's own names without `module.`."""
     entries = safetensors_entries(path) if path.suffix == ".safetensors" else _pickle_entries(path)
-    entries = {name.removeprefix("module."): entry for name, entry in entries.items()}
-    require_one_dtype(entries, path)
-    return entries
+    return {name.removeprefix("module."): entry for name, entry in entries.items()}
 
 
 def safetensors_entries(path: Path) -> dict[str, Entry]:
@@ -84,9 +82,13 @@ def _pickle_entries(path: Path) -> dict[str, Entry]:
         raise UserError(
             f"'{path}' is truncated or holds more than tensors ({one_line(error)[:120]}); get it again"
         ) from error
-    if not isinstance(state, dict) or not state or not all(isinstance(v, Tensor) for v in state.values()):
+    if not isinstance(state, dict) or not state or not all(map(_is_plain, state.values())):
         raise UserError(f"'{path}' is no state dict of tensors; get the file again")
     return {str(name): _held(path.name, tensor) for name, tensor in state.items()}
+
+
+def _is_plain(value: object) -> bool:
+    return isinstance(value, Tensor) and value.layout == torch.strided and value.device.type == "cpu"
 
 
 def _held(file: str, tensor: Tensor) -> Entry:
@@ -107,8 +109,10 @@ def require_one_dtype(entries: Mapping[str, Entry], path: Path) -> None:
 
 
 def refuse_pointer(path: Path) -> None:
-    """Raises `UserError` for a Git LFS pointer in a file's place, and for a file that cannot be read."""
+    """Raises `UserError` for a Git LFS pointer in a file's place, and for what is no file or cannot be read."""
     try:
+        if path.exists() and not path.is_file():  # a pipe or a device would be read for ever
+            raise UserError(f"'{path}' is no file; put the checkpoint's file there")
         with path.open("rb") as stream:
             pointer = stream.read(len(LFS_MAGIC)) == LFS_MAGIC
     except FileNotFoundError:
