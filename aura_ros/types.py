@@ -130,6 +130,7 @@ class BackboneInfo:
     checkpoint, checkpoint_hash: identity and sha256 (hex) of the weights in use.
     trained: False for a seeded random initialisation, so that summaries can say so.
     binary_columns: action columns that are either 0 or 1 (a gripper), decided at 0.5.
+    details: in words, what else a mistake in the files or parameters would change (head, statistics' key).
     image_rotation: what preprocessing does to the true view, in words and in order, turns and mirrors first.
     """
 
@@ -143,6 +144,7 @@ class BackboneInfo:
     parameters: int
     trained: bool
     image_rotation: str = "none"
+    details: str = ""
     binary_columns: tuple[int, ...] = ()
 
 

@@ -58,6 +58,16 @@ class PolicyNodeConfig:
         "left_right for a checkpoint of LIBERO's dimensions",
         choices=("auto", "left_right", "none"),
     )
+    openvla_oft__head: str = option(
+        "auto",
+        "auto: the published checkpoint's action head file, which must be there; discrete: trained without one",
+        choices=("auto", "discrete"),
+    )
+    openvla_oft__film: str = option(
+        "auto",
+        "auto: FiLM if the published checkpoint has its file; required: refuse one without",
+        choices=("auto", "required"),
+    )
     openvla_oft__horizon: int = option(
         0,
         "rows of a published checkpoint's chunk, which its files do not say; 0: as of the robot with its "
@@ -167,6 +177,8 @@ class PolicyNodeConfig:
             cameras=tuple(names) if any(names) else None,
             mirror={"auto": None, "left_right": True, "none": False}[self.openvla_oft__image_flip],
             horizon=self.openvla_oft__horizon or None,
+            head="discrete" if self.openvla_oft__head == "discrete" else None,
+            film=True if self.openvla_oft__film == "required" else None,
         )
 
     def check_files(self) -> None:

@@ -160,8 +160,8 @@ class PolicyNode(LifecycleNode):
         info, memory = policy.backbone.info, policy.memory
         weights = "trained" if info.trained else "seeded random weights: its actions mean nothing"
         self.get_logger().info(
-            f"backbone {info.name} ({info.checkpoint}, {info.parameters / 1e6:.1f} M parameters, {weights}), memory "
-            f"{memory.config.variant.value} of {memory.state_bytes} bytes, loaded in "
+            f"backbone {info.name} ({info.checkpoint}, {info.parameters / 1e6:.1f} M parameters, {info.details}, "
+            f"{weights}), memory {memory.config.variant.value} of {memory.state_bytes} bytes, loaded in "
             f"{time.perf_counter() - started:.1f} s"
         )
 

@@ -10,7 +10,7 @@ import torch
 from llama_like import write_tokenizer
 from oft_folder import write_folder
 
-from aura_ros.backbones.openvla_oft.api import OpenVlaOft
+from aura_ros.backbones.openvla_oft import OpenVlaOft
 from aura_ros.backbones.openvla_oft.layout import FolderOptions
 from aura_ros.backbones.openvla_oft.processing import prepare_image
 from aura_ros.errors import UserError

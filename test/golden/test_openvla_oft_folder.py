@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import hashlib
 import json
@@ -91,11 +92,14 @@ def test_every_layout_of_float32_weights_equals_the_reference(layout, tmp_path, 
     np.testing.assert_allclose(query(model, recorded).actions, recorded["A.actions"], rtol=0, atol=ATOL)
 
 
-def test_one_camera_without_proprioception_or_head_reads_tokens_and_says_so(tmp_path, recorded, caplog):
+def test_one_camera_without_proprioception_or_head_reads_tokens_only_where_asked_for(tmp_path, recorded):
     path = write_folder(tmp_path / "checkpoint", dtype=torch.float32, head="none", proprio=False)
-    model = OpenVlaOft.from_checkpoint(path, dtype="float32", options=ONE_CAMERA)
+    with pytest.raises(UserError, match=r"no 'action_head--.*discrete"):
+        OpenVlaOft.from_checkpoint(path, dtype="float32", options=ONE_CAMERA)
+    options = dataclasses.replace(ONE_CAMERA, head="discrete")
+    model = OpenVlaOft.from_checkpoint(path, dtype="float32", options=options)
     np.testing.assert_allclose(query(model, recorded).actions, recorded["C.actions"], rtol=0, atol=ATOL)
-    assert [r.levelname for r in caplog.records if "no action head file" in r.message] == ["WARNING"]
+    assert "discrete head" in model.info.details
 
 
 def test_a_diffusion_folder_equals_the_reference(tmp_path, recorded):

@@ -8,9 +8,9 @@ import torch
 
 from aura_ros.backbones import load_backbone
 from aura_ros.backbones.openvla_oft.api import OpenVlaOft
-from aura_ros.backbones.openvla_oft.inputs import PROMPT_CACHE
 from aura_ros.backbones.openvla_oft.checkpoint import Checkpoint, random_tensors
 from aura_ros.backbones.openvla_oft.config import COMPACT
+from aura_ros.backbones.openvla_oft.inputs import PROMPT_CACHE
 from aura_ros.backbones.openvla_oft.normalisation import COMPACT_STATISTICS
 from aura_ros.errors import UserError
 from aura_ros.policy import Policy, load_memory

@@ -124,6 +124,10 @@ class OpenVlaOft:
             parameters=sum(parameter.numel() for parameter in self._model.parameters()),
             trained=checkpoint.trained,
             image_rotation=describe_steps(config.image),
+            details=(
+                f"{config.head} head, {'FiLM, ' if config.film else ''}{len(config.cameras)} cameras, "
+                f"{config.proprio_dim} proprioception values, statistics '{self.statistics.key}', {dtype}"
+            ),
             binary_columns=config.binary_columns,
         )
 

@@ -7,7 +7,6 @@ unpickled (`weights_only=True`), nothing is written, nothing is fetched.
 from __future__ import annotations
 
 import json
-import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -28,7 +27,6 @@ from aura_ros.backbones.openvla_oft.tensor_files import (
 )
 from aura_ros.errors import UserError
 
-logger = logging.getLogger(__name__)
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 # File name stem -> prefix of its tensors' names in this package.
@@ -249,13 +247,11 @@ def _check_head(source: str, parts: Mapping[str, Path | None], options: FolderOp
                 f"{source} has '{parts['action_head'].name}' but is to be discrete; drop the option or the file"
             )
         return
-    others = [part.name for part in parts.values() if part is not None]
-    if others and options.head != "discrete":
+    if options.head != "discrete":
         raise UserError(
-            f"{source} has '{others[0]}' but no 'action_head--*_checkpoint.pt'; add it, or say head 'discrete' if "
-            "it was trained without"
+            f"{source} has no 'action_head--*_checkpoint.pt'; add it, or ask for head 'discrete' if it was "
+            "trained without one, by parallel decoding of action tokens (plain OpenVLA was not)"
         )
-    logger.warning("%s has no action head file: actions are read from the language model's tokens", source)
 
 
 def _ignored(names: list[str], used: set[str]) -> dict[str, str]:
