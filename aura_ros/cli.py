@@ -22,6 +22,8 @@ from aura_ros.errors import UserError
 from aura_ros.nodes.options import POLICY_OPTIONS, SIM_OPTIONS, read_options
 from aura_ros.nodes.policy_config import PolicyNodeConfig
 from aura_ros.nodes.sim_config import SimNodeConfig
+from aura_ros.recall_command import COMMANDS as RECALL_COMMANDS
+from aura_ros.recall_command import run as run_recall
 
 # Not given on the command line, so that the value in config/libero_sim.yaml stands; no argument can hold a NUL.
 NOT_GIVEN = "\0"
@@ -151,11 +153,13 @@ BenchBackbone.__doc__ = (
 GROUPS: dict[str, dict[str, type]] = {
     "checkpoint": {"inspect": Inspect, "convert": Convert},
     "bench": {"backbone": BenchBackbone},
+    "recall": RECALL_COMMANDS,
 }
 COMMANDS: dict[str, Any] = {
     "sim": Sim,
     "checkpoint": _group("Checkpoint", "Look into OpenVLA-OFT checkpoint folders.", GROUPS["checkpoint"]),
     "bench": _group("Bench", "Measure what parts of this package cost on this machine.", GROUPS["bench"]),
+    "recall": _group("Recall", "Train and judge memories on the paper's recall tasks.", RECALL_COMMANDS),
     "doctor": Doctor,
 }
 
@@ -212,6 +216,7 @@ RUNNERS: dict[type, Callable[[Any], int]] = {
     Inspect: run_inspect,
     Convert: run_convert,
     BenchBackbone: run_bench_backbone,
+    **dict.fromkeys(RECALL_COMMANDS.values(), run_recall),
     Doctor: run_doctor,
 }
 

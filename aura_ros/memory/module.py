@@ -9,6 +9,7 @@ import dataclasses
 import itertools
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -79,9 +80,10 @@ class StepInfo:
 
 @dataclass(frozen=True)
 class _Write:
-    """The gate's part of a step: [B] each, as in StepInfo."""
+    """The gate's part of a step: [B] each, as in StepInfo; soft: the probability with training's noise."""
 
     probability: Tensor
+    soft: Tensor
     fired: Tensor
     gate: Tensor
     surprise: Tensor
@@ -94,6 +96,12 @@ def mlp(*widths: int) -> nn.Sequential:
     for inputs, outputs in itertools.pairwise(widths):
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
+
+
+def logistic_noise(shape: Sequence[int]) -> Tensor:
+    """Standard logistic noise from torch's generator: what a Gumbel-sigmoid adds to a logit."""
+    uniform = torch.rand(*shape).clamp(1e-6, 1 - 1e-6)
+    return torch.log(uniform) - torch.log1p(-uniform)
 
 
 class ActionHead(nn.Module):
@@ -227,7 +235,7 @@ class MemoryModule(nn.Module):
         self, z: Tensor, state: MemoryState, force: bool | Tensor | None
     ) -> tuple[Tensor, MemoryState, StepInfo]:
         if self.config.has_fast_weights:
-            read, state, write = self._read_gate_write(z, state, force)
+            read, state, write = self.read_gate_write(z, state, force)
         elif force is not None:
             raise UserError(
                 f"force: variant '{self.config.variant.value}' has no gated write; leave force unset"
@@ -250,10 +258,13 @@ class MemoryModule(nn.Module):
         )
         return output, state, info
 
-    def _read_gate_write(
-        self, z: Tensor, state: MemoryState, force: bool | Tensor | None
+    def read_gate_write(
+        self, z: Tensor, state: MemoryState, force: bool | Tensor | None = None, noise: Tensor | None = None
     ) -> tuple[Tensor, MemoryState, _Write]:
-        """Algorithm 1 of the paper, up to the action."""
+        """Algorithm 1 of the paper, up to the action: z [B, d_model] -> read [B, dv], new state, the gate's part.
+
+        noise: added to the gate's logit, [B], in place of what the estimator would draw.
+        """
         q, k, v = self.to_q(z), self.to_k(z), self.to_v(z)
         if self.config.normalise_keys:
             q = functional.normalize(q, dim=-1, eps=NORM_EPSILON)
@@ -261,7 +272,7 @@ class MemoryModule(nn.Module):
         W = state.fast_weights
         read = torch.einsum("bk,bkv->bv", q, W)
         error = torch.einsum("bk,bkv->bv", k, W) - v
-        write = self._decide(z, state, error.detach().square().sum(-1), force)
+        write = self._decide(z, state, error.detach().square().sum(-1), force, noise)
         candidate = (1 - self.alpha) * W - self.eta * 2 * torch.einsum("bk,bv->bkv", k, error)
         if self.training:
             gate = write.gate[:, None, None]
@@ -271,7 +282,14 @@ class MemoryModule(nn.Module):
             W = torch.where(write.fired[:, None, None], candidate, W)
         return read, MemoryState(W, read, state.hidden, state.step + 1), write
 
-    def _decide(self, z: Tensor, state: MemoryState, surprise: Tensor, force: bool | Tensor | None) -> _Write:
+    def _decide(
+        self,
+        z: Tensor,
+        state: MemoryState,
+        surprise: Tensor,
+        force: bool | Tensor | None,
+        noise: Tensor | None,
+    ) -> _Write:
         """Whether each row writes. `surprise` is detached, [B]."""
         config = self.config
         normalised = self._normalise(surprise)
@@ -281,9 +299,9 @@ class MemoryModule(nn.Module):
             seen = torch.cat([z, state.previous_read.detach(), normalised[:, None]], dim=-1)
             logit = self.gate(seen).squeeze(-1) / config.temperature
             soft = probability = torch.sigmoid(logit)
-            if self.training and config.gate_estimator == "gumbel_sigmoid":
-                uniform = torch.rand_like(logit).clamp(1e-6, 1 - 1e-6)
-                noise = config.gate_noise * (torch.log(uniform) - torch.log1p(-uniform))
+            if noise is None and self.training and config.gate_estimator == "gumbel_sigmoid":
+                noise = config.gate_noise * logistic_noise(logit.shape)
+            if noise is not None:
                 soft = torch.sigmoid(logit + noise / config.temperature)
             fired = soft > config.threshold
         else:
@@ -295,7 +313,7 @@ class MemoryModule(nn.Module):
             fired = torch.as_tensor(force, dtype=torch.bool, device=z.device).expand_as(fired)
         # Straight-through: the hard decision forward, the soft one's gradient backward.
         gate = fired.to(soft.dtype) + (soft - soft.detach())
-        return _Write(probability, fired, gate, surprise, normalised)
+        return _Write(probability, soft, fired, gate, surprise, normalised)
 
     def _schedule(self, like: Tensor, step: int) -> Tensor:
         """Probability of a write that no content decides, [B]."""
@@ -331,7 +349,7 @@ class MemoryModule(nn.Module):
             read = self.to_read(z)
         nothing = z.new_zeros(len(z))
         carried = MemoryState(state.fast_weights, state.previous_read, hidden, state.step + 1)
-        return read, carried, _Write(fired, fired > 0.5, fired, nothing, nothing)
+        return read, carried, _Write(fired, fired, fired > 0.5, fired, nothing, nothing)
 
 
 def arrays_of(module: MemoryModule) -> Arrays:

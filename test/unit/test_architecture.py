@@ -13,7 +13,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # At the root: shared words that everything may use, and the command line, which may use everything.
 SHARED = {"", "config", "errors", "geometry", "types", "share"}
-FRONT = {"__main__", "checkpoint_command", "cli", "doctor", "preflight", "sim_run"}
+FRONT = {"__main__", "checkpoint_command", "recall_command", "cli", "doctor", "preflight", "sim_run"}
 # Who may import whom; a folder may always import itself and SHARED.
 ALLOWED = {
     "backbones": set(),
@@ -22,7 +22,7 @@ ALLOWED = {
     "control": set(),
     "sim": set(),
     "training": {"memory", "backbones", "policy", "sim"},
-    "bench": {"memory", "backbones", "policy", "sim"},
+    "bench": {"memory", "backbones", "policy", "sim", "training"},
     "report": set(),
     "nodes": {"policy", "memory", "backbones", "control", "sim", "report"},
 }

@@ -122,7 +122,7 @@ def test_missing_or_unknown_command_is_one_line_with_the_commands(aura, argument
     status, _, mistake = aura(*arguments)
     assert status == 2
     assert mistake.count("\n") == 1
-    assert "sim, checkpoint, bench, doctor" in mistake
+    assert "sim, checkpoint, bench, recall, doctor" in mistake
     assert "---" not in mistake
     assert mistake.rstrip().endswith("(see: aura --help)")
 

@@ -1,0 +1,195 @@
+"""One cell of a table: what is trained, and the record that is kept of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import platform
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from aura_ros.bench.recall.tasks import find_task
+from aura_ros.config import check_fields, option
+from aura_ros.errors import UserError
+from aura_ros.memory.config import MemoryConfig, Variant
+from aura_ros.training.settings import ObjectiveConfig, TrainConfig
+
+FORMAT = 1
+HISTORY_POINTS = 60
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is trained. Checked at construction; raises UserError naming the field.
+
+    label: which recipe, for tables. train.seed is overwritten by seed.
+    """
+
+    task: str = option("noisy_long_recall", "what is recalled")
+    task_steps: int = option(
+        0, "steps of an episode of sparse_recall; 0: the task's own", minimum=0, maximum=10**6
+    )
+    task_event: float = option(
+        0.0, "event probability of sparse_recall; 0: its own", minimum=0.0, maximum=1.0
+    )
+    variant: str = option("aura", "the memory", choices=tuple(v.value for v in Variant))
+    state_dim: int = option(32, "N = dk = dv", minimum=1, maximum=1024)
+    seed: int = option(0, "of weights, data and noise", minimum=0, maximum=2**31 - 1)
+    normalise_keys: bool = option(True, "L2-normalise queries and keys")
+    write_rate: float = option(0.15, "of random_write and periodic_write", minimum=1e-6, maximum=1.0)
+    label: str = option("aura", "name of the recipe")
+    train: TrainConfig = field(default_factory=TrainConfig)
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        find_task(self.task)
+        if self.train.seed != self.seed:
+            object.__setattr__(self, "train", dataclasses.replace(self.train, seed=self.seed))
+
+    def make_task(self) -> Any:
+        """The task with its length and event probability."""
+        return find_task(self.task, self.task_steps or None, self.task_event or None)
+
+    def memory(self) -> MemoryConfig:
+        """The memory's configuration."""
+        task = self.make_task()
+        return MemoryConfig(
+            input_dim=task.input_dim,
+            out_dim=task.classes,
+            variant=Variant(self.variant),
+            dk=self.state_dim,
+            dv=self.state_dim,
+            normalise_keys=self.normalise_keys,
+            write_rate=self.write_rate,
+            token_classes=task.token_classes,
+            seed=self.seed,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON; `from_dict` reads them back."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Cell:
+        """Inverse of `to_dict`. Raises UserError for unknown or bad fields."""
+        try:
+            parts = {**values, "train": TrainConfig(**values["train"])}
+            return cls(**{**parts, "objective": ObjectiveConfig(**values["objective"])})
+        except (KeyError, TypeError) as error:
+            raise UserError(f"cell has unknown or missing fields ({error}); train it again") from error
+
+    @property
+    def key(self) -> str:
+        """A file name: readable, and unique by a hash over everything."""
+        digest = hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:8]
+        length = f"-T{self.task_steps}" if self.task_steps else ""
+        return f"{self.task}{length}-{self.variant}-N{self.state_dim}-{self.label}-s{self.seed}-{digest}"
+
+
+def run_cell(
+    cell: Cell, checkpoint: Path | None = None, report: Callable[[int, int], None] = lambda done, total: None
+) -> dict[str, Any]:
+    """Train, judge and describe one cell; writes the memory to `checkpoint`.
+
+    Deterministic on one machine with one thread. The record is what `results/cells.jsonl` holds, plus history.
+    """
+    import torch
+
+    from aura_ros.bench.recall.scores import evaluate
+    from aura_ros.memory.module import export_numpy
+    from aura_ros.training.train import Progress, train
+
+    torch.set_num_threads(1)
+    history: list[list[float]] = []
+    every = max(cell.train.steps // HISTORY_POINTS, 1)
+    sums = np.zeros(3)
+
+    def note(progress: Progress) -> None:
+        nonlocal sums
+        sums += (progress.cross_entropy, progress.write_rate, progress.accuracy)
+        if progress.step % every == 0:
+            history.append([progress.step, *(round(float(x), 5) for x in sums / every)])
+            sums = np.zeros(3)
+        report(progress.step, cell.train.steps)
+
+    begin = time.process_time()
+    task = cell.make_task()
+    module = train(cell.memory(), task, cell.train, cell.objective, note)
+    trained = time.process_time() - begin
+    scores = evaluate(module, task)
+    if checkpoint is not None:
+        export_numpy(module, checkpoint)
+    parameters = list(module.parameters())
+    return {
+        "format": FORMAT,
+        "key": cell.key,
+        "task": cell.task,
+        "variant": cell.variant,
+        "state_dim": cell.state_dim,
+        "seed": cell.seed,
+        "steps": cell.train.steps,
+        "objective": cell.objective.kind,
+        "label": cell.label,
+        **{name: _finite(value) for name, value in dataclasses.asdict(scores).items()},
+        "selectivity": _finite(
+            scores.event_rate / scores.distractor_rate if scores.distractor_rate else math.inf
+        ),
+        "params": sum(p.numel() for p in parameters),
+        "gradient_active": sum(p.numel() for p in parameters if p.grad is not None),
+        "state_bytes": module.initial_state(1).nbytes,
+        "cpu_s": round(trained, 2),
+        "checkpoint": checkpoint.name if checkpoint is not None else None,
+        "commit": commit(),
+        "versions": versions(),
+        "config": cell.to_dict(),
+        "history": history,
+    }
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no infinity: None."""
+    return value if math.isfinite(value) else None
+
+
+def versions() -> dict[str, str]:
+    """What computed the numbers."""
+    import torch
+
+    import aura_ros
+
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "aura_ros": aura_ros.__version__,
+        "machine": platform.machine(),
+    }
+
+
+def commit() -> str:
+    """The git commit of this source with "+" if it was changed; empty outside a repository."""
+    here = Path(__file__).parent
+    try:
+        head = subprocess.run(
+            ["git", "rev-parse", "--short=12", "HEAD"], cwd=here, capture_output=True, text=True
+        )
+        if head.returncode:
+            return ""
+        changed = subprocess.run(
+            ["git", "status", "--porcelain", "--untracked-files=no", "--", "../../../aura_ros"],
+            cwd=here,
+            capture_output=True,
+            text=True,
+        )
+    except OSError:
+        return ""
+    return head.stdout.strip() + ("+" if changed.stdout.strip() else "")

@@ -1,0 +1,82 @@
+"""Judge a trained memory on fixed episodes: accuracy, where it writes, and the floors of those very episodes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from aura_ros.bench.recall.tasks import (
+    EVALUATION_EPISODES,
+    EVALUATION_SEED,
+    evaluation_episodes,
+    write_floors,
+)
+from aura_ros.memory.module import MemoryModule
+from aura_ros.training.episodes import DISTRACTOR, EVENT, FILLER, QUERY, Task
+from aura_ros.training.scan import run_sequence, ungated
+
+
+@dataclass(frozen=True)
+class Scores:
+    """On fixed episodes: accuracy on queries; write rates, hard, overall and by kind of step; the floors beside them."""
+
+    accuracy: float
+    write_rate: float
+    event_rate: float
+    distractor_rate: float
+    filler_rate: float
+    query_rate: float
+    soft_event: float
+    soft_distractor: float
+    floor_events: float
+    floor_skip: float
+    floor_default: float
+
+    @property
+    def ratio(self) -> float:
+        """How many times fewer writes than writing at every step."""
+        return 1.0 / self.write_rate if self.write_rate else math.inf
+
+
+@torch.no_grad()
+def evaluate(module: MemoryModule, task: Task, count: int = EVALUATION_EPISODES, batch: int = 512) -> Scores:
+    """Judge on `count` fixed episodes, the same for every memory."""
+    episodes = evaluation_episodes(task, count)
+    module = module.eval()
+    torch.manual_seed(EVALUATION_SEED)
+    right = asked = 0
+    fired, soft = [], []
+    for start in range(0, count, batch):
+        part = episodes.slice(slice(start, start + batch))
+        inputs, targets = torch.from_numpy(part.observations), torch.from_numpy(part.targets)
+        done = run_sequence(module, inputs) if module.config.has_fast_weights else ungated(module, inputs)
+        on = targets >= 0
+        logits, _, _ = module.head(done.reads[on])
+        right += int((logits.argmax(-1) == targets[on]).sum())
+        asked += int(on.sum())
+        fired.append(done.fired.numpy())
+        soft.append(done.soft.numpy())
+    all_fired, all_soft = np.concatenate(fired), np.concatenate(soft)
+    floors = write_floors(episodes)
+
+    def rate(values: Any, kind: int) -> float:
+        chosen = values[episodes.kinds == kind]
+        return float(chosen.mean()) if chosen.size else 0.0
+
+    return Scores(
+        accuracy=right / asked,
+        write_rate=float(all_fired.mean()),
+        event_rate=rate(all_fired, EVENT),
+        distractor_rate=rate(all_fired, DISTRACTOR),
+        filler_rate=rate(all_fired, FILLER),
+        query_rate=rate(all_fired, QUERY),
+        soft_event=rate(all_soft, EVENT),
+        soft_distractor=rate(all_soft, DISTRACTOR),
+        floor_events=floors.events,
+        floor_skip=floors.skip,
+        floor_default=floors.default,
+    )

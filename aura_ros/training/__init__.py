@@ -1,0 +1,1 @@
+"""Training of memories: recall tasks, objectives, the chunked scan. Importing this package imports no torch."""

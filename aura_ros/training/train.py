@@ -1,0 +1,116 @@
+"""Train one memory on one task."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from aura_ros.memory.config import GATED_VARIANTS, MemoryConfig, Variant
+from aura_ros.memory.module import MemoryModule, logistic_noise
+from aura_ros.training.episodes import Episodes, Task
+from aura_ros.training.objective import Objective, ObjectiveConfig, learning_rate
+from aura_ros.training.scan import Sequence, run_sequence, run_stepwise, ungated
+from aura_ros.training.settings import TrainConfig
+
+# Training data comes in blocks of this many batches: one generator call for all of them.
+BLOCK = 20
+# Not 0..n, so that no training stream is an evaluation stream.
+TRAINING_SEED = 7_919
+
+
+@dataclass(frozen=True)
+class Progress:
+    """After a gradient step: its number, and the batch's plain losses."""
+
+    step: int
+    cross_entropy: float
+    write_rate: float
+    accuracy: float
+
+
+def batches(config: TrainConfig, task: Task) -> Iterator[Episodes]:
+    """Endless batches from the seed, made in blocks."""
+    rng = np.random.default_rng([TRAINING_SEED, config.seed])
+    while True:
+        block = task.episodes(config.batch * BLOCK, rng)
+        for start in range(0, len(block), config.batch):
+            yield block.slice(slice(start, start + config.batch))
+
+
+def train(
+    memory: MemoryConfig,
+    task: Task,
+    config: TrainConfig,
+    objective: ObjectiveConfig,
+    report: Callable[[Progress], None] = lambda progress: None,
+) -> MemoryModule:
+    """Train a memory; the same configurations give the same weights on one machine with one thread."""
+    torch.manual_seed(config.seed)
+    module = MemoryModule(memory)
+    module.train()
+    if config.freeze_gate:
+        module.gate.requires_grad_(False)
+    trained = [p for p in module.parameters() if p.requires_grad]
+    optimiser = torch.optim.AdamW(trained, lr=config.lr)
+    loss_of = Objective(objective, config.steps)
+    opened = config.open_until > 0 and module.config.variant in GATED_VARIANTS
+    for step, episodes in zip(range(config.steps), batches(config, task), strict=False):
+        for group in optimiser.param_groups:
+            group["lr"] = learning_rate(step, config.steps, config.lr, config.warmup, config.lr_floor)
+        inputs, targets = torch.from_numpy(episodes.observations), torch.from_numpy(episodes.targets)
+        opened = opened and not loss_of.running_ce < config.open_until
+        done = rollout(module, inputs, config, opened)
+        asked = targets >= 0
+        logits, mu, logvar = module.head(done.reads[asked])
+        loss = loss_of(step, logits, targets[asked], mu, logvar, done.soft, done.gate)
+        total = loss.total
+        if module.config.variant is Variant.LEARNED_TOKEN_GATE:
+            total = total + token_gate_loss(
+                module, done, torch.from_numpy(episodes.tokens), config.token_rate
+            )
+        optimiser.zero_grad(set_to_none=True)
+        total.backward()
+        torch.nn.utils.clip_grad_norm_(trained, config.clip)
+        optimiser.step()
+        with torch.no_grad():
+            accuracy = float((logits.argmax(-1) == targets[asked]).float().mean())
+        report(Progress(step + 1, loss.cross_entropy, loss.write_rate, accuracy))
+    return module.eval()
+
+
+def rollout(module: MemoryModule, inputs: Tensor, config: TrainConfig, opened: bool) -> Sequence:
+    """One pass over a batch in training; a variant without fast weights has zeros for what it lacks."""
+    batch, steps, _ = inputs.shape
+    if not module.config.has_fast_weights:
+        return ungated(module, inputs)
+    noise = force = None
+    if config.gate_noise and module.config.variant in GATED_VARIANTS:
+        noise = config.gate_noise * logistic_noise((batch, steps))
+    if opened:
+        force = torch.ones(batch, steps, dtype=torch.bool)
+    run = run_sequence if config.engine == "chunked" else run_stepwise
+    done = run(module, inputs, noise=noise, force=force)
+    if module.config.variant is Variant.LEARNED_TOKEN_GATE:
+        # Answers and penalty must not teach this gate; only tokens do.
+        done = dataclasses.replace(done, gate=done.gate.detach())
+    return done
+
+
+def token_gate_loss(module: MemoryModule, done: Sequence, tokens: Tensor, rate: float) -> Tensor:
+    """Teach the gate by tokens alone: fire at the fraction `rate` of steps whose token was predicted worst.
+
+    The head predicts each token from the observation before. (The paper's token gate has no path from its loss to its
+    gate, for the head reads z and not the memory: it can only close.)
+    """
+    logits = module.token_head(done.encoded[:, :-1])
+    surprise = functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
+    worst = torch.quantile(surprise.detach(), 1 - rate)
+    wanted = (surprise.detach() > worst).to(done.soft.dtype)
+    taught = functional.binary_cross_entropy(done.soft[:, 1:].flatten(), wanted)
+    return surprise.mean() + taught

@@ -1,0 +1,113 @@
+"""The chunked scan against the step-by-step memory, its naive twin: values, decisions and gradients."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from aura_ros.bench.recall.tasks import MAIN
+from aura_ros.memory.config import MemoryConfig, Variant
+from aura_ros.memory.module import MemoryModule, logistic_noise
+from aura_ros.training.scan import delta_rule, run_sequence, run_stepwise
+
+FAST = [v for v in Variant if v not in (Variant.FULL_RECURRENCE, Variant.NO_MEMORY, Variant.RANDOM_WRITE)]
+
+
+def memory(variant=Variant.AURA, **changes) -> MemoryModule:
+    config = MemoryConfig(input_dim=MAIN.input_dim, out_dim=4, variant=variant, dk=12, dv=10, **changes)
+    return MemoryModule(config).double().train()
+
+
+def inputs(count: int = 3) -> torch.Tensor:
+    return torch.from_numpy(MAIN.episodes(count, np.random.default_rng(0)).observations).double()
+
+
+@pytest.mark.parametrize(
+    ("variant", "chunk"),
+    [*((v, 40) for v in FAST), (Variant.AURA, 1), (Variant.AURA, 7), (Variant.AURA, 128)],
+)
+@pytest.mark.parametrize("normalise", [True, False])
+def test_chunked_equals_stepwise_with_its_gradients(variant, chunk, normalise):
+    # Keys that are not normalised make writes explode: a small step keeps the sums comparable.
+    changes = {"normalise_keys": normalise, "gate_bias_init": 0.2, "eta_init": 0.5 if normalise else 0.02}
+    one, two = memory(variant, **changes), memory(variant, **changes)
+    noise = torch.from_numpy(np.random.default_rng(1).logistic(size=(3, 96)))
+    done = run_sequence(one, inputs(), noise=noise, chunk=chunk)
+    twin = run_stepwise(two, inputs(), noise=noise)
+    assert torch.equal(done.fired, twin.fired)
+    if variant in (Variant.AURA, Variant.LEARNED_TOKEN_GATE):
+        assert 0 < int(done.fired.sum()) < done.fired.numel()
+    for name in ("encoded", "reads", "soft", "gate", "fast_weights"):
+        np.testing.assert_allclose(
+            getattr(done, name).detach(), getattr(twin, name).detach(), rtol=0, atol=1e-12, err_msg=name
+        )
+    gated = variant in (Variant.AURA, Variant.LEARNED_TOKEN_GATE)
+    if gated:  # nothing reads the statistics of a schedule
+        assert torch.allclose(one.surprise_mean, two.surprise_mean, rtol=0, atol=1e-12)
+        assert torch.allclose(one.surprise_variance, two.surprise_variance, rtol=0, atol=1e-12)
+    weights = torch.from_numpy(np.random.default_rng(2).standard_normal(done.reads.shape))
+    for result in (done, twin):
+        ((result.reads * weights).sum() + result.gate.mean() + result.soft.square().mean()).backward()
+    compared = 0
+    for (name, mine), other in zip(one.named_parameters(), two.parameters(), strict=True):
+        assert (mine.grad is None) == (other.grad is None), name
+        if mine.grad is not None:
+            scale = max(1.0, float(other.grad.abs().max()))
+            np.testing.assert_allclose(
+                mine.grad / scale, other.grad / scale, rtol=0, atol=1e-12, err_msg=name
+            )
+            compared += 1
+    assert compared == (13 if gated else 9)
+
+
+def test_a_forced_gate_writes_and_keeps_its_gradient():
+    module = memory()
+    force = torch.ones(3, 96, dtype=torch.bool)
+    done = run_sequence(module, inputs(), force=force)
+    assert bool(done.fired.all())
+    assert torch.equal(done.gate.detach(), torch.ones(3, 96, dtype=torch.float64))
+    done.gate.sum().backward()
+    assert float(module.gate[2].weight.grad.abs().sum()) > 0
+
+
+def test_evaluation_leaves_the_surprise_statistics_alone():
+    module = memory().eval()
+    before = float(module.surprise_mean)
+    run_sequence(module, inputs())
+    assert float(module.surprise_mean) == before
+
+
+def test_a_gate_that_never_fires_leaves_an_empty_memory():
+    q, k, v = (torch.randn(2, 40, 6, dtype=torch.float64) for _ in range(3))
+    reads, weights = delta_rule(
+        q, k, v, torch.zeros(2, 40, dtype=torch.float64), torch.tensor(0.5), torch.tensor(0.1), 16
+    )
+    assert not reads.any()
+    assert not weights.any()
+
+
+def test_the_scan_agrees_with_the_trained_step_of_the_numpy_memory():
+    from aura_ros.memory import MemoryCheckpoint, NumpyMemory
+    from aura_ros.memory.checkpoint import content_hash
+    from aura_ros.memory.module import arrays_of
+
+    module = memory().float().eval()
+    arrays = arrays_of(module)
+    stepper = NumpyMemory.from_checkpoint(
+        MemoryCheckpoint(module.config, arrays, content_hash(module.config.to_json(), arrays))
+    )
+    episode = inputs(1).float()
+    done = run_sequence(module, episode)
+    fired = [stepper.step(row.astype(np.float32)).fired for row in episode[0].numpy()]
+    probability = done.soft[0].detach().numpy()
+    clear = np.abs(probability - 0.5) > 1e-4
+    np.testing.assert_array_equal(np.array(fired)[clear], done.fired[0].numpy()[clear])
+
+
+def test_logistic_noise_is_seeded_and_standard():
+    torch.manual_seed(3)
+    first = logistic_noise((200, 200))
+    torch.manual_seed(3)
+    assert torch.equal(first, logistic_noise((200, 200)))
+    assert abs(float(first.std()) - np.pi / np.sqrt(3)) < 0.05
