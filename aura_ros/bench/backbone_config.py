@@ -70,7 +70,9 @@ class BackboneBenchConfig:
     repeats: int = option(20, "measured calls of each kind", minimum=1, maximum=100_000)
     warmup: int = option(3, "calls of each kind before the measured ones", minimum=1, maximum=1000)
     accelerate: str = option(
-        "none", "compile: torch.compile; cuda-graph: recorded kernels (CUDA only)", choices=ACCELERATIONS
+        "none",
+        "compile: torch.compile; cuda-graph: recorded kernels (CUDA only, not yet tried on a GPU)",
+        choices=ACCELERATIONS,
     )
     seed: int = option(0, "of random weights and images", minimum=0, maximum=2**31 - 1)
 

@@ -39,13 +39,18 @@ class _Lines:
     """Progress where there is no terminal: a line now and then."""
 
     def __init__(self, console: Console) -> None:
-        self._console, self._begin, self._next = console, time.monotonic(), SECONDS_BETWEEN_LINES
+        self._console, self._next = console, SECONDS_BETWEEN_LINES
+        self._begin: float | None = None
 
     def show(self, done: int, total: int) -> None:
+        if self._begin is None:
+            # From the first call on: loading before it says nothing about the calls.
+            self._begin, self._first = time.monotonic(), done
+            return
         elapsed = time.monotonic() - self._begin
         if elapsed >= self._next:
             self._next = elapsed + SECONDS_BETWEEN_LINES
-            left = elapsed / done * (total - done)
+            left = elapsed / (done - self._first) * (total - done)
             self._console.print(
                 f"measuring: {done} of {total} calls, about {left:.0f} s left", highlight=False
             )

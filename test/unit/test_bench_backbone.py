@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import io
 import json
 import shutil
 import sys
@@ -13,6 +14,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 from aura_ros import cli
 from aura_ros.backbones.openvla_oft import accelerate
@@ -22,7 +24,7 @@ from aura_ros.backbones.openvla_oft.config import COMPACT, OPENVLA_OFT_7B, OftCo
 from aura_ros.backbones.openvla_oft.model import build_on_meta
 from aura_ros.backbones.openvla_oft.tokenizer import prompt_ids
 from aura_ros.bench import backbone as bench
-from aura_ros.bench import machine
+from aura_ros.bench import command, machine
 from aura_ros.bench.backbone import INSTRUCTION, LADDER, Latency, climb, run_backbone_bench, table
 from aura_ros.bench.backbone_config import SMALL, BackboneBenchConfig
 from aura_ros.bench.random_backbone import TABLE, RandomTensors, WordTokenizer, random_backbone, tokenizer_for
@@ -387,3 +389,18 @@ def test_the_recorded_network_equals_the_eager_one_for_prompts_of_any_length():
                 rtol=0,
                 atol=ATOL["float32"],
             )
+
+
+def test_the_time_left_does_not_count_the_loading(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(command.time, "monotonic", lambda: now[0])
+    console = Console(file=io.StringIO(), width=200)
+    lines = command._Lines(console)
+    for done, seconds in ((1, 500.0), (2, 520.0), (3, 525.0), (4, 540.0)):
+        now[0] = seconds
+        lines.show(done, 10)
+    said = console.file.getvalue().splitlines()
+    assert said == [
+        "measuring: 2 of 10 calls, about 160 s left",
+        "measuring: 4 of 10 calls, about 80 s left",
+    ]

@@ -101,7 +101,10 @@ class Compiled(Stand):
 
 
 class Graphed(Stand):
-    """A module through CUDA graphs, one for each combination of input shapes; an output is a fresh tensor."""
+    """A module through CUDA graphs, one for each combination of input shapes; an output is a fresh tensor.
+
+    Not yet run on a GPU: the tests replace the recording where there is none.
+    """
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__(inner)
