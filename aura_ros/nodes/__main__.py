@@ -20,6 +20,9 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         # Not sys.exit: a second signal while the interpreter winds up would end it by the signal.
         signal.signal(number, lambda *_: os._exit(0))
+    # Read when NumPy is imported. Its products here are small: on a busy machine a second thread makes preparing an
+    # image ten times slower. A person's own setting stands.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     importlib.import_module(f"aura_ros.nodes.{name}").main()
 
 
