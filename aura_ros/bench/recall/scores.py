@@ -43,8 +43,9 @@ class Scores:
 
 
 @torch.no_grad()
-def evaluate(module: MemoryModule, task: Task, count: int = EVALUATION_EPISODES, batch: int = 512) -> Scores:
-    """Judge on `count` fixed episodes, the same for every memory."""
+def evaluate(module: MemoryModule, task: Task, count: int = 0, batch: int = 512) -> Scores:
+    """Judge on fixed episodes, the same for every memory; count: how many, 0 for the usual number."""
+    count = count or EVALUATION_EPISODES
     episodes = evaluation_episodes(task, count)
     module = module.eval()
     torch.manual_seed(EVALUATION_SEED)

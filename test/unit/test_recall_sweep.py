@@ -1,0 +1,281 @@
+"""Sweeps, their folder and their table: nothing half written, nothing trained twice, no seed left out."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from aura_ros.bench.recall import scores
+from aura_ros.bench.recall import store as store_module
+from aura_ros.bench.recall.cells import Cell, run_cell
+from aura_ros.bench.recall.presets import PRESETS, preset_cells
+from aura_ros.bench.recall.statistics import collapsed, compare, interval
+from aura_ros.bench.recall.store import LINES, Store, read_lines, read_record
+from aura_ros.bench.recall.sweep import run_sweep
+from aura_ros.bench.recall.table import markdown, rows
+from aura_ros.bench.recall.verify import verify
+from aura_ros.errors import UserError
+from aura_ros.training.settings import ObjectiveConfig, TrainConfig
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def cells(seeds=(0, 1), variants=("aura", "no_memory"), steps=3) -> list[Cell]:
+    return preset_cells("paper-main", seeds=seeds, budgets=[16], variants=variants, steps=steps)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fewer_episodes():
+    """Judged in this process on 256 episodes, not 4,096: what is tested is how cells are kept."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scores, "EVALUATION_EPISODES", 256)
+        yield
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("sweep")
+    assert run_sweep(cells(), folder, jobs=1) == 4
+    return folder
+
+
+def test_a_line_has_what_tables_and_readers_need(swept):
+    records = read_lines(swept)
+    assert len(records) == 4
+    wanted = {
+        *(
+            "task",
+            "variant",
+            "state_dim",
+            "seed",
+            "steps",
+            "objective",
+            "accuracy",
+            "write_rate",
+            "selectivity",
+        ),
+        *("params", "state_bytes", "cpu_s", "checkpoint", "commit"),
+    }
+    for record in records:
+        assert wanted <= record.keys()
+        assert (swept / "checkpoints" / record["checkpoint"]).is_file()
+        assert Cell.from_dict(record["config"]).key == record["key"]
+        assert "history" not in record
+    assert "history" in json.loads(next((swept / "cells").glob("*.json")).read_text())
+
+
+def test_the_same_cell_gives_the_same_numbers():
+    cell = cells(seeds=[3], variants=["aura"], steps=5)[0]
+    one, two = run_cell(cell), run_cell(cell)
+    for name in ("accuracy", "write_rate", "history"):
+        assert one[name] == two[name]
+
+
+def test_a_second_run_trains_nothing_and_a_wider_one_only_what_is_missing(swept, tmp_path):
+    seen = []
+    assert run_sweep(cells(), swept, jobs=1, report=lambda done, total, record: seen.append(record)) == 0
+    assert seen == []
+    assert run_sweep(cells(seeds=[0, 1, 2]), swept, jobs=1, report=lambda d, t, r: seen.append((d, t))) == 2
+    assert seen == [(5, 6), (6, 6)]
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", '{"format": 1}', None])
+def test_a_broken_cell_file_is_named_and_computed_again(damage, tmp_path):
+    wanted = cells(seeds=[0], variants=["no_memory"])
+    run_sweep(wanted, tmp_path, jobs=1)
+    path = Store(tmp_path).file(wanted[0])
+    before = json.loads(path.read_text())
+    text = json.dumps({**before, "format": 99}) if damage is None else damage
+    path.write_text(text)
+    said = []
+    assert run_sweep(wanted, tmp_path, jobs=1, warn=said.append) == 1
+    assert len(said) == 1
+    assert path.name in said[0]
+    assert read_record(path)["accuracy"] == before["accuracy"]
+
+
+def test_results_of_another_version_are_refused_by_line(swept, tmp_path):
+    line = json.loads((swept / LINES).read_text().splitlines()[0])
+    (tmp_path / LINES).write_text(json.dumps(line) + "\n" + json.dumps({**line, "format": 2}) + "\n")
+    with pytest.raises(UserError, match=r"line 2 is of format 2.*reads 1"):
+        read_lines(tmp_path)
+    (tmp_path / LINES).write_text("not json\n")
+    with pytest.raises(UserError, match="line 1"):
+        read_lines(tmp_path)
+    with pytest.raises(UserError, match="does not exist"):
+        read_lines(tmp_path / "none")
+
+
+def test_a_full_disk_leaves_no_half_cell(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(store_module.os, "fsync", full)
+    with pytest.raises(UserError, match="No space left") as refused:
+        run_sweep(cells(seeds=[0], variants=["no_memory"]), tmp_path, jobs=1)
+    assert "\n" not in str(refused.value)
+    assert list((tmp_path / "cells").iterdir()) == []
+
+
+def test_a_killed_sweep_goes_on_with_what_is_missing(tmp_path):
+    command = [
+        *(sys.executable, "-m", "aura_ros", "recall", "sweep", "--preset", "paper-main", "--steps", "40"),
+        *("--budget", "16", "--variants", "aura,no_memory", "--jobs", "1", "--out", str(tmp_path / "out")),
+    ]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 120
+        while len(list(tmp_path.glob("out/cells/*.json"))) < 2:
+            assert time.monotonic() < deadline
+            assert process.poll() is None
+            time.sleep(0.05)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    kept = {path.name: path.read_bytes() for path in (tmp_path / "out" / "cells").glob("*.json")}
+    for path in kept:
+        read_record(tmp_path / "out" / "cells" / path)
+    wanted = preset_cells("paper-main", seeds=[0, 1], budgets=[16], variants=["aura", "no_memory"], steps=40)
+    trained = run_sweep(wanted, tmp_path / "out", jobs=1)
+    assert trained <= len(wanted) - 2
+    assert all((tmp_path / "out" / "cells" / name).read_bytes() == data for name, data in kept.items())
+
+
+def test_two_processes_give_the_same_numbers_as_one(swept, tmp_path):
+    wanted = cells(variants=["aura"])
+    run_sweep(wanted, tmp_path, jobs=2)
+    for cell in wanted:
+        one, two = (load_file(Store(folder).checkpoint(cell)) for folder in (swept, tmp_path))
+        assert {name: array.tobytes() for name, array in one.items()} == {
+            n: a.tobytes() for n, a in two.items()
+        }
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be written"):
+        run_sweep(cells(), tmp_path / "file", jobs=1)
+
+
+def test_shipped_cells_can_be_computed_again(swept):
+    checks = list(verify(swept, count=2, seed=1))
+    assert len(checks) == 2
+    assert all(check.equal for check in checks)
+    wrong = dataclasses.replace(checks[0], recorded_accuracy=checks[0].accuracy + 0.01)
+    assert not wrong.equal
+    with pytest.raises(UserError, match="count 0"):
+        list(verify(swept, count=0))
+
+
+def record(variant="aura", seed=0, accuracy=1.0, write_rate=0.1, **changes):
+    config = {"task_steps": 0}
+    return {
+        **{"task": "noisy_long_recall", "label": "aura", "state_dim": 32, "variant": variant, "seed": seed},
+        **{
+            "steps": 10,
+            "accuracy": accuracy,
+            "write_rate": write_rate,
+            "floor_skip": 9.8,
+            "state_bytes": 4224,
+        },
+        **{"params": 1, "config": config, **changes},
+    }
+
+
+def test_every_seed_is_counted_the_collapsed_ones_too():
+    table = rows([record(seed=0), record(seed=1, accuracy=0.25, write_rate=0.0)])
+    (row,) = table
+    assert (row.accuracy.n, row.accuracy.mean, row.collapsed) == (2, 0.625, 1)
+    assert row.worst_accuracy == 0.25
+    assert row.ratio == pytest.approx(20.0)
+    assert "1 of 2" in markdown(table)
+
+
+def test_the_paper_stands_beside_ours_and_dense_is_compared_by_pairs():
+    table = rows(
+        [record(seed=s, accuracy=1.0 - 0.001 * s) for s in range(4)]
+        + [record("write_every_step", s, 1.0, 1.0) for s in range(4)]
+    )
+    text = markdown(table)
+    assert "0.955, 4.98x (5)" in text
+    ours = next(row for row in table if row.variant == "aura")
+    assert ours.against_dense.difference == pytest.approx(-0.0015)
+    assert ours.against_dense.low < -0.0005 < ours.against_dense.high + 0.0005
+    assert ours.against_dense.pairs == 4
+
+
+def test_intervals_are_students_and_one_seed_has_none():
+    values = [1.0, 2.0, 3.0, 4.0]
+    half = 3.182446 * np.std(values, ddof=1) / 2
+    assert interval(values).half == pytest.approx(half, rel=1e-6)
+    assert math.isnan(interval([1.0]).half)
+
+
+def test_comparisons_of_equal_sides_are_parity_without_a_warning(recwarn):
+    found = compare({0: 1.0, 1: 1.0}, {0: 1.0, 1: 1.0})
+    assert (found.difference, found.low, found.high, found.parity) == (0.0, 0.0, 0.0, True)
+    assert compare({0: 1.0}, {1: 1.0}) is None
+    compare({0: 1.0, 1: 1.0, 2: 1.0}, {0: 0.4, 1: 0.5, 2: 0.45})
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "writes", "shut"), [(0.26, 0.0, True), (0.26, 0.1, False), (1.0, 0.0, False)]
+)
+def test_collapse_is_never_writing_and_hardly_better_than_chance(accuracy, writes, shut):
+    assert collapsed(accuracy, writes, 0.25) == shut
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"name": "paper"}, "preset 'paper' is unknown"),
+        ({"seeds": [9]}, "seed 9"),
+        ({"budgets": [33]}, "budget 33"),
+        ({"variants": ["auro"]}, "variant auro"),
+        ({"steps": 0}, "steps"),
+    ],
+)
+def test_a_wrong_choice_is_one_line_that_says_what_there_is(changes, named):
+    with pytest.raises(UserError, match=named) as refused:
+        preset_cells(**{"name": "paper-main", **changes})
+    assert "\n" not in str(refused.value)
+
+
+def test_every_preset_has_all_seeds_and_keys_that_differ():
+    for name in PRESETS:
+        found = preset_cells(name)
+        assert len({cell.key for cell in found}) == len(found)
+        assert {cell.seed for cell in found} == set(range(7))
+
+
+def test_settings_are_checked_by_name():
+    for make, named in (
+        (lambda: TrainConfig(steps=0), "steps"),
+        (lambda: TrainConfig(engine="fast"), "engine"),
+        (lambda: ObjectiveConfig(kind="none"), "kind"),
+        (lambda: ObjectiveConfig(ce_low=0.5), "ce_low"),
+        (lambda: Cell(task="recall"), "recall"),
+        (lambda: Cell(variant="auro"), "variant"),
+    ):
+        with pytest.raises(UserError, match=named):
+            make()
+
+
+def test_a_cell_survives_json():
+    cell = preset_cells("paper-hard", seeds=[2], budgets=[8], variants=["aura"])[0]
+    assert Cell.from_dict(json.loads(json.dumps(cell.to_dict()))) == cell
+    assert cell.train.seed == 2
+    with pytest.raises(UserError, match="train it again"):
+        Cell.from_dict({**cell.to_dict(), "colour": 1})
