@@ -1,4 +1,4 @@
-"""`aura` and `python -m aura_ros`: Ctrl-C is quiet from the first moment on, then the command line is imported."""
+"""`aura` and `python -m aura_ros`: Ctrl-C is one line from the first moment on, then the command line is imported."""
 
 import os
 import signal
@@ -7,8 +7,9 @@ from types import FrameType
 
 
 def _end(_number: int, _frame: FrameType | None) -> None:
-    # Nothing has been started or written yet, or everything is done: no clean-up to wait for.
-    os._exit(0)
+    # Nothing has been started or written yet: no clean-up to wait for.
+    os.write(2, b"aura: interrupted; nothing was started\n")
+    os._exit(128 + signal.SIGINT)
 
 
 def main() -> None:
@@ -20,7 +21,11 @@ def main() -> None:
     sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
     from aura_ros.cli import main as run
 
-    run()
+    try:
+        run()
+    finally:
+        # Everything is done: the exit status stands.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,30 +12,43 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from aura_ros.errors import UserError
+from aura_ros.backbones.openvla_oft.layout import FolderOptions
+from aura_ros.files import write_json
 
 if TYPE_CHECKING:
     from aura_ros.backbones.openvla_oft.inspection import Report
 
 
-def run_inspect(path: str, *, quick: bool = False, json_path: Path | None = None) -> int:
+def run_inspect(
+    path: str,
+    options: FolderOptions | None = None,
+    *,
+    quick: bool = False,
+    json_path: Path | None = None,
+) -> int:
     """Print what is found, one line each, and every problem; returns 0, or 2 if it cannot be loaded."""
     from aura_ros.backbones.openvla_oft.inspection import inspect
 
     with _progress("reading weights") as progress:
-        report = inspect(path, digest=not quick, progress=progress)
+        report = inspect(path, options, digest=not quick, progress=progress)
     sys.stdout.writelines(f"{name:<13} {text}\n" for name, text in lines(report))
     if json_path is not None:
-        _write_json(json_path, asdict(report))
+        write_json(json_path, asdict(report))
     return 2 if report.problems else 0
 
 
-def run_convert(path: str, out: str) -> int:
-    """Copy the folder; returns 0."""
-    from aura_ros.backbones.openvla_oft.inspection import convert
+def run_convert(path: str, out: str, options: FolderOptions | None = None) -> int:
+    """Copy the folder; returns 0. Interrupted, it raises KeyboardInterrupt saying what is kept."""
+    from aura_ros.backbones.openvla_oft.conversion import convert, partial_of
 
-    with _progress("copying") as progress:
-        folder, files = convert(path, out, progress)
+    try:
+        with _progress("copying") as progress:
+            folder, files = convert(path, out, progress, options=options)
+    except KeyboardInterrupt:
+        partial = partial_of(out)
+        if not partial.is_dir():
+            raise
+        raise KeyboardInterrupt(f"'{partial}' keeps what was copied; run it again and it goes on") from None
     sys.stdout.write(f"{folder}: {len(files)} files, no pickle among them\n")
     sys.stdout.writelines(f"  {name}\n" for name in files)
     return 0
@@ -108,15 +119,3 @@ def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as shown:
         task = shown.add_task(what, total=None)
         yield lambda done, total: shown.update(task, completed=done, total=total)
-
-
-def _write_json(path: Path, value: object) -> None:
-    temporary = path.with_name(f".{path.name}.partial")
-    try:
-        temporary.write_text(json.dumps(value, indent=2) + "\n")
-        os.replace(temporary, path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise UserError(
-            f"json '{path}' cannot be written ({error.strerror}); give a file in a folder you may write"
-        ) from error

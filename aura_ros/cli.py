@@ -9,6 +9,7 @@ import io
 import operator
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,8 +17,11 @@ from typing import Annotated, Any, get_type_hints
 
 import tyro
 
+from aura_ros.backbones.openvla_oft.layout import FolderOptions
 from aura_ros.bench.backbone_config import OPTIONS as BENCH_OPTIONS
 from aura_ros.bench.backbone_config import BackboneBenchConfig
+from aura_ros.certify_command import Certify, run_certify
+from aura_ros.endless_command import Endless, run_endless
 from aura_ros.errors import UserError
 from aura_ros.nodes.options import POLICY_OPTIONS, SIM_OPTIONS, read_options
 from aura_ros.nodes.policy_config import PolicyNodeConfig
@@ -27,6 +31,9 @@ from aura_ros.recall_command import run as run_recall
 
 # Not given on the command line, so that the value in config/libero_sim.yaml stands; no argument can hold a NUL.
 NOT_GIVEN = "\0"
+# The policy's options that say what a checkpoint folder does not.
+FOLDER_OPTIONS = {name: spec for name, spec in POLICY_OPTIONS.items() if spec.startswith("openvla_oft__")}
+INTERRUPTED = 128 + signal.SIGINT  # the exit status that shells give to it
 
 
 def _help(text: str, metavar: str, default: Any) -> Any:
@@ -106,8 +113,13 @@ class Doctor:
     )
 
 
+OfFolder: Any = dataclasses.make_dataclass(
+    "OfFolder", _options(PolicyNodeConfig, **FOLDER_OPTIONS), frozen=True, kw_only=True
+)
+
+
 @dataclasses.dataclass(frozen=True)
-class Inspect:
+class Inspect(OfFolder):
     """Say what a published checkpoint folder holds and what is missing; exit status 2 if it cannot be loaded."""
 
     path: Annotated[
@@ -118,7 +130,7 @@ class Inspect:
 
 
 @dataclasses.dataclass(frozen=True)
-class Convert:
+class Convert(OfFolder):
     """Copy a published checkpoint folder as safetensors only: no pickles, no code."""
 
     path: Annotated[
@@ -131,6 +143,7 @@ BenchBackbone = dataclasses.make_dataclass(
     "BenchBackbone",
     [
         *_options(BackboneBenchConfig, **BENCH_OPTIONS),
+        *_options(PolicyNodeConfig, **FOLDER_OPTIONS),
         (
             "random_weights",
             Annotated[
@@ -161,6 +174,8 @@ COMMANDS: dict[str, Any] = {
     "bench": _group("Bench", "Measure what parts of this package cost on this machine.", GROUPS["bench"]),
     "recall": _group("Recall", "Train and judge memories on the paper's recall tasks.", RECALL_COMMANDS),
     "doctor": Doctor,
+    "certify": Certify,
+    "endless": Endless,
 }
 
 
@@ -185,18 +200,28 @@ def run_doctor(command: Doctor) -> int:
     return run(quick=command.quick)
 
 
+def _folder_options(command: Any) -> FolderOptions:
+    """What was said about a checkpoint folder. Raises UserError."""
+    given = read_options(vars(command), PolicyNodeConfig, FOLDER_OPTIONS, NOT_GIVEN)
+    return PolicyNodeConfig(**given).folder_options()
+
+
 def run_inspect(command: Inspect) -> int:
     """Run `aura checkpoint inspect`; returns the exit status."""
     from aura_ros.checkpoint_command import run_inspect as run
+    from aura_ros.preflight import check_json
 
-    return run(command.path, quick=command.quick, json_path=command.json)
+    options = _folder_options(command)
+    if command.json is not None:
+        check_json(command.json)
+    return run(command.path, options, quick=command.quick, json_path=command.json)
 
 
 def run_convert(command: Convert) -> int:
     """Run `aura checkpoint convert`; returns the exit status."""
     from aura_ros.checkpoint_command import run_convert as run
 
-    return run(command.path, command.out)
+    return run(command.path, command.out, _folder_options(command))
 
 
 def run_bench_backbone(command: Any) -> int:
@@ -205,7 +230,8 @@ def run_bench_backbone(command: Any) -> int:
     from aura_ros.preflight import check_json
 
     values = read_options(vars(command), BackboneBenchConfig, BENCH_OPTIONS, NOT_GIVEN)
-    config = BackboneBenchConfig(random_weights=command.random_weights, **values)
+    folder = _folder_options(command)
+    config = BackboneBenchConfig(random_weights=command.random_weights, folder=folder, **values)
     if command.json is not None:
         check_json(command.json)
     return run(config, command.json)
@@ -217,6 +243,8 @@ RUNNERS: dict[type, Callable[[Any], int]] = {
     Convert: run_convert,
     BenchBackbone: run_bench_backbone,
     **dict.fromkeys(RECALL_COMMANDS.values(), run_recall),
+    Certify: run_certify,
+    Endless: run_endless,
     Doctor: run_doctor,
 }
 
@@ -242,8 +270,10 @@ def parse(arguments: list[str]) -> Any:
 def main() -> None:
     """Entry point of the `aura` command: 0 done, 1 failed, 2 a mistake in what was given (one line says which).
 
-    INT ends with 0; `aura sim` sums up the episode until then, also on TERM.
+    INT ends with 130 and one line; `aura sim` sums up the episode until then and ends with 0, also on TERM.
     """
+    command: Any = None
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         command = parse(sys.argv[1:])
         command = getattr(command, "command", command)  # of a group, the command inside
@@ -252,8 +282,12 @@ def main() -> None:
     except UserError as mistake:
         sys.stderr.write(f"aura: {mistake}\n")
         status = 2
-    except KeyboardInterrupt:
-        status = 0
+    except KeyboardInterrupt as interrupt:
+        if isinstance(command, Sim):  # before or after its episode: nothing is lost
+            status = 0
+        else:
+            sys.stderr.write(f"aura: interrupted; {str(interrupt) or 'run it again to have it whole'}\n")
+            status = INTERRUPTED
     except PermissionError as refused:
         sys.stderr.write(
             f"aura: '{refused.filename}' may not be read or written by you; give a place that may\n"
@@ -267,6 +301,8 @@ def main() -> None:
         where = f" ('{failed.filename}')" if failed.filename else ""
         sys.stderr.write(f"aura: {failed.strerror or failed}{where}\n")
         status = 1
+    finally:
+        signal.signal(signal.SIGINT, before)
     sys.exit(status)
 
 

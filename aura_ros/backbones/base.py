@@ -22,8 +22,11 @@ class Backbone(Protocol):
         """One forward pass. Raises `UserError` if the observation does not fit `info`."""
         ...
 
-    def warm_up(self) -> None:
-        """Check the model and run it once on blank images; raises `UserError` if a check fails."""
+    def warm_up(self, instruction: str | None = None) -> None:
+        """Check the model and run it once on test images; raises `UserError` if a check fails.
+
+        instruction: one to come, for models that are prepared for the length of a prompt.
+        """
         ...
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,6 +45,7 @@ def load_backbone(
     Raises `UserError` for an unknown name, device, dtype or key and for a file that cannot be used.
     """
     _check_names(name, checkpoint, dtype)
+    _check_options(name, checkpoint, options)
     with _requirements(name):
         from aura_ros.backbones.openvla_oft.api import OpenVlaOft
     if dtype == "auto":
@@ -78,16 +80,19 @@ def check_checkpoint(
     A second or two, mostly for importing torch; nothing without a checkpoint.
     """
     _check_names(name, checkpoint)
+    _check_options(name, checkpoint, options)
     if checkpoint is None:
         return
     with _requirements(name):
         from aura_ros.backbones.openvla_oft.checkpoint import read_head
         from aura_ros.backbones.openvla_oft.folder import find_folder, read_folder
+        from aura_ros.backbones.openvla_oft.inspection import check_headers
         from aura_ros.backbones.openvla_oft.normalisation import select_statistics
     if name == "compact" or Path(checkpoint).is_file():
         found: Any = read_head(checkpoint)
     else:
         found = read_folder(find_folder(checkpoint), options)
+        check_headers(found)
     config = found.config
     select_statistics(
         found.statistics,
@@ -105,6 +110,16 @@ def _check_names(name: str, checkpoint: str | Path | None, dtype: str = "auto") 
         raise UserError(f"dtype '{dtype}' is not supported; choose one of: {', '.join(DTYPES)}")
     if name == "openvla_oft" and checkpoint is None:
         raise UserError(NO_CHECKPOINT)
+
+
+def _check_options(name: str, checkpoint: str | Path | None, options: FolderOptions | None) -> None:
+    if options in (None, FolderOptions()) or (name == "openvla_oft" and not Path(checkpoint or "").is_file()):
+        return
+    given = [f.name for f in dataclasses.fields(FolderOptions) if getattr(options, f.name) is not None]
+    raise UserError(
+        f"{', '.join(given)} can be said of a published checkpoint's folder only; '{checkpoint or name}' records "
+        "its own: leave it away"
+    )
 
 
 @contextmanager

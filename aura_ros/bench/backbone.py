@@ -20,11 +20,15 @@ import torch
 from torch import Tensor
 
 from aura_ros.backbones.openvla_oft.accelerate import find_device
-from aura_ros.backbones.openvla_oft.api import OpenVlaOft
+from aura_ros.backbones.openvla_oft.api import DTYPES, OpenVlaOft
+from aura_ros.backbones.openvla_oft.checkpoint import read_head
+from aura_ros.backbones.openvla_oft.config import OPENVLA_OFT_7B
 from aura_ros.backbones.openvla_oft.folder import find_folder
 from aura_ros.backbones.openvla_oft.model import build_on_meta
 from aura_ros.backbones.openvla_oft.processing import prepare_images
+from aura_ros.backbones.openvla_oft.startup import ROUNDING
 from aura_ros.backbones.openvla_oft.tokenizer import ByteTokenizer, LlamaTokenizer, Tokenizer, prompt_ids
+from aura_ros.backbones.registry import load_backbone
 from aura_ros.bench.backbone_config import BackboneBenchConfig
 from aura_ros.bench.machine import check_memory, machine_facts, peak_bytes, start_peak
 from aura_ros.bench.random_backbone import random_backbone, tokenizer_for
@@ -34,7 +38,6 @@ from aura_ros.types import Observation
 
 INSTRUCTION = "pick up the alphabet soup and place it in the basket"
 CAMERA_SIDE = 256  # LIBERO's images
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 PERCENTILES = (0, 50, 95, 99)
 # Each way does what the one before it does, less one thing.
 LADDER = {
@@ -211,7 +214,9 @@ def climb(
         for turn in range(config.warmup + config.repeats):
             for name in list(ways) if turn % 2 else reversed(list(ways)):
                 elapsed, actions = _timed(ways[name], weight.device)
-                differences[name] = max(differences[name], (actions.float() - expected).abs().max().item())
+                # NumPy's maximum keeps NaN; Python's max(0.0, nan) is 0.0, as if nothing differed.
+                difference = (actions.float() - expected).abs().max().item()
+                differences[name] = float(np.maximum(differences[name], difference))
                 if turn >= config.warmup:
                     times[name].append(elapsed)
                 done()
@@ -239,26 +244,33 @@ def _wait(device: torch.device) -> None:
 
 def _load(config: BackboneBenchConfig) -> tuple[OpenVlaOft, Tokenizer]:
     """The backbone to measure and its tokenizer."""
-    common: dict[str, Any] = {"accelerate": config.accelerate}
     if config.random_weights:
         network = config.network
-        dtype = config.dtype if config.dtype != "auto" else "bfloat16" if config.size == "7b" else "float32"
+        dtype = config.dtype_for(network.name)
         device = find_device(config.device)
         needed = sum(p.numel() for p in build_on_meta(network).parameters()) * DTYPES[dtype].itemsize
         check_memory(device, needed, f"size '{config.size}' in {dtype}")
         start_peak(device)
-        backbone = random_backbone(network, seed=config.seed, device=device, dtype=DTYPES[dtype], **common)
-        return backbone, tokenizer_for(network)
+        made = random_backbone(
+            network, seed=config.seed, device=device, dtype=DTYPES[dtype], accelerate=config.accelerate
+        )
+        return made, tokenizer_for(network)
     start_peak(find_device(config.device))
-    common |= {"device": config.device, "unnorm_key": config.unnorm_key or None}
-    if config.dtype != "auto":
-        common["dtype"] = config.dtype
     path = Path(config.checkpoint)
-    if path.is_file():
-        backbone, folder = OpenVlaOft.from_file(path, **common), path.parent
-    else:
-        folder = find_folder(config.checkpoint)
-        backbone = OpenVlaOft.from_checkpoint(config.checkpoint, **common)
+    file = path.is_file()
+    # A published folder is OpenVLA-OFT's own, whatever its size.
+    name = read_head(path).config.name if file else OPENVLA_OFT_7B.name
+    backbone = load_backbone(
+        "openvla_oft",
+        config.checkpoint,
+        device=config.device,
+        dtype=config.dtype_for(name),
+        unnorm_key=config.unnorm_key or None,
+        options=config.folder,
+        accelerate=config.accelerate,
+    )
+    assert isinstance(backbone, OpenVlaOft)
+    folder = path.parent if file else find_folder(config.checkpoint)
     byte = backbone.config.tokenizer == "byte"
     return backbone, ByteTokenizer() if byte else LlamaTokenizer(folder)
 
@@ -286,6 +298,19 @@ def _memory_errors(config: BackboneBenchConfig) -> Iterator[None]:
         raise UserError(
             f"device '{config.device}' ran out of memory; use dtype bfloat16, a smaller size or another device"
         ) from error
+
+
+def disagreement(report: BackboneReport) -> str:
+    """What is wrong, in one line, if a way's actions differ by more than rounding or are no numbers; else nothing."""
+    dtype = report.backbone["dtype"]
+    limit = ROUNDING[DTYPES[dtype]]
+    for rung in report.ladder:
+        if not rung.difference <= limit:  # also NaN
+            return (
+                f"'{rung.name}' gives other actions than the served network: they differ by {rung.difference:.1e}, at "
+                f"most {limit:g} is rounding in {dtype}; its time means nothing"
+            )
+    return ""
 
 
 def table(report: BackboneReport) -> str:

@@ -12,6 +12,7 @@ from aura_ros.backbones.openvla_oft.config import (
     OftConfig,
     TowerConfig,
 )
+from aura_ros.backbones.openvla_oft.layout import FolderOptions
 from aura_ros.backbones.registry import ACCELERATIONS, DTYPES
 from aura_ros.config import check_fields, option
 from aura_ros.errors import UserError
@@ -30,7 +31,7 @@ SMALL = OftConfig(
     language=LanguageConfig(hidden=1024, intermediate=2752, layers=12, heads=8, vocab=4096),
     tokenizer="byte",
 )
-# Option of the command -> field.
+# Option of the command -> field. Those of a checkpoint folder are the policy's.
 OPTIONS = {
     "size": "size",
     "checkpoint": "checkpoint",
@@ -40,7 +41,7 @@ OPTIONS = {
     "threads": "threads",
     "repeats": "repeats",
     "warmup": "warmup",
-    "compile": "accelerate",
+    "accelerate": "accelerate",
     "seed": "seed",
 }
 SIZES = {"compact": COMPACT, "small": SMALL, "7b": OPENVLA_OFT_7B}
@@ -64,7 +65,9 @@ class BackboneBenchConfig:
     unnorm_key: str = option("", "entry of the checkpoint's statistics; empty: the only one there is")
     device: str = option("cpu", "where the network runs: cpu, cuda or cuda:<n>")
     dtype: str = option(
-        "auto", "of the parameters; auto: float32 for compact and small, else bfloat16", choices=DTYPES
+        "auto",
+        "of the parameters; auto: bfloat16 for OpenVLA-OFT, float32 for compact and small",
+        choices=DTYPES,
     )
     threads: int = option(0, "of the CPU; 0: as many as torch takes", minimum=0, maximum=1024)
     repeats: int = option(20, "measured calls of each kind", minimum=1, maximum=100_000)
@@ -76,11 +79,18 @@ class BackboneBenchConfig:
     )
     seed: int = option(0, "of random weights and images", minimum=0, maximum=2**31 - 1)
 
+    folder: FolderOptions | None = None  # what a checkpoint folder does not say about itself
+
     def __post_init__(self) -> None:
         check_fields(self)
         if self.checkpoint and self.random_weights:
             raise UserError(
                 f"checkpoint '{self.checkpoint}' and --random-weights exclude each other; give one of them"
+            )
+        if self.random_weights and self.folder not in (None, FolderOptions()):
+            said = [name for name, value in vars(self.folder).items() if value is not None]
+            raise UserError(
+                f"{', '.join(said)} can be said of a checkpoint folder only, not of random weights; leave it away"
             )
         if not self.checkpoint and not self.random_weights:
             raise UserError("there are no weights to measure; give --checkpoint PATH or --random-weights")
@@ -88,6 +98,12 @@ class BackboneBenchConfig:
             raise UserError(
                 f"size '{self.size}' is for random weights; a checkpoint has its own: leave --size away"
             )
+
+    def dtype_for(self, name: str) -> str:
+        """The dtype of a network of this name: the one asked for, or as it was trained."""
+        if self.dtype != "auto":
+            return self.dtype
+        return "bfloat16" if name.startswith("openvla") else "float32"
 
     @property
     def network(self) -> OftConfig:

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
 import sys
 import time
-import uuid
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -23,6 +19,7 @@ from rich.progress import (
 
 from aura_ros.bench.backbone_config import BackboneBenchConfig
 from aura_ros.errors import UserError
+from aura_ros.files import write_json
 
 _COLUMNS = (
     TextColumn("{task.description}"),
@@ -57,12 +54,12 @@ class _Lines:
 
 
 def run_backbone(config: BackboneBenchConfig, json_path: Path | None = None) -> int:
-    """Measure, print the table and write `json_path`; returns the exit status.
+    """Measure, print the table and write `json_path`; returns 0, or 1 where ways do not give the same actions.
 
     Raises `UserError` for what cannot be measured or written; nothing is written then.
     """
     try:
-        from aura_ros.bench.backbone import run_backbone_bench, table
+        from aura_ros.bench.backbone import disagreement, run_backbone_bench, table
     except ImportError as error:
         raise UserError(
             f"the backbone needs torch and transformers>=4.57.6,<6 ({error}); install them with "
@@ -82,18 +79,7 @@ def run_backbone(config: BackboneBenchConfig, json_path: Path | None = None) -> 
     sys.stdout.write(table(report))
     if json_path is not None:
         write_json(json_path, dataclasses.asdict(report))
+    if fault := disagreement(report):
+        sys.stderr.write(f"aura: {fault}\n")
+        return 1
     return 0
-
-
-def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Write the file whole or not at all. Raises `UserError` if it cannot be."""
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
-    try:
-        temporary.write_text(json.dumps(value, indent=2) + "\n")
-        os.replace(temporary, path)
-    except OSError as error:
-        raise UserError(
-            f"json '{path}' cannot be written ({error.strerror}); give a file in a folder you may write"
-        ) from error
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -48,11 +48,6 @@ class RandomTensors(Mapping[str, Tensor]):
     def __iter__(self) -> Iterator[str]:
         return iter(self._shapes)
 
-    @property
-    def parameters(self) -> int:
-        """How many numbers all tensors have together."""
-        return sum(map(math.prod, self._shapes.values()))
-
     def __getitem__(self, name: str) -> Tensor:
         shape = self._shapes[name]
         if len(shape) == 1:  # norms and LayerScale are one, biases zero

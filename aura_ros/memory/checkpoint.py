@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from aura_ros.errors import UserError
+from aura_ros.files import LFS_POINTER
 from aura_ros.memory.config import MemoryConfig, buffer_shapes, parameter_shapes
 
 Arrays = dict[str, npt.NDArray[np.float32]]
@@ -102,7 +103,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> MemoryCheckpoint:
         raise UserError(f"memory checkpoint '{source}' is not a file; give the path of an exported memory")
     try:
         with source.open("rb") as file:
-            if file.read(24) == b"version https://git-lfs.":
+            if file.read(len(LFS_POINTER)) == LFS_POINTER:
                 raise UserError(f"memory checkpoint '{source}' is a Git LFS pointer; run `git lfs pull`")
         with safe_open(source, framework="numpy") as tensors:
             metadata = dict(tensors.metadata() or {})

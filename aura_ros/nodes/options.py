@@ -20,6 +20,8 @@ POLICY_OPTIONS = {
     "cameras": "openvla_oft__cameras",
     "image_flip": "openvla_oft__image_flip",
     "horizon": "openvla_oft__horizon",
+    "action_scale": "openvla_oft__action_scale",
+    "period": "openvla_oft__period",
     "head": "openvla_oft__head",
     "film": "openvla_oft__film",
     "policy_seed": "seed",

@@ -43,7 +43,8 @@ class PolicyNodeConfig:
     )
     accelerate: str = option(
         "none",
-        "compile: torch.compile; cuda-graph: one CUDA graph for each length of prompt, whose first query is slow",
+        "compile: torch.compile; cuda-graph: one CUDA graph for each length of prompt, whose first query is slow (not "
+        "yet tried on a GPU); compared with the plain network at activation",
         choices=ACCELERATIONS,
     )
     unnorm_key: str = option("", "entry of the checkpoint's statistics; empty: the only one there is")
@@ -67,6 +68,18 @@ class PolicyNodeConfig:
         "auto",
         "auto: FiLM if the published checkpoint has its file; required: refuse one without",
         choices=("auto", "required"),
+    )
+    openvla_oft__action_scale: str = option(
+        "",
+        "metres, radians, ... for one unit of each action column of a published checkpoint, separated by commas; "
+        "empty: of the robot with its dimensions (LIBERO 0.05 m, 0.5 rad; Bridge and ALOHA 1)",
+    )
+    openvla_oft__period: float = option(
+        0.0,
+        "seconds between rows of a published checkpoint's chunk; 0: of the robot with its dimensions "
+        "(LIBERO 0.05, Bridge 0.2, ALOHA 0.04)",
+        minimum=0.0,
+        maximum=60.0,
     )
     openvla_oft__horizon: int = option(
         0,
@@ -178,8 +191,19 @@ class PolicyNodeConfig:
             mirror={"auto": None, "left_right": True, "none": False}[self.openvla_oft__image_flip],
             horizon=self.openvla_oft__horizon or None,
             head="discrete" if self.openvla_oft__head == "discrete" else None,
+            scale=self._action_scale(),
+            period_s=self.openvla_oft__period or None,
             film=True if self.openvla_oft__film == "required" else None,
         )
+
+    def _action_scale(self) -> tuple[float, ...] | None:
+        text = self.openvla_oft__action_scale
+        try:
+            return tuple(float(part) for part in text.split(",")) if text.strip() else None
+        except ValueError:
+            raise UserError(
+                f"openvla_oft__action_scale '{text}' is not allowed; give numbers separated by commas"
+            ) from None
 
     def check_files(self) -> None:
         """Refuse paths that do not exist, before anything heavy is started. Raises UserError."""

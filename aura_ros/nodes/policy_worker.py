@@ -151,7 +151,7 @@ class PolicyWorker:
     def warm_up(self) -> None:
         """Check and warm the model, after a query that is still under way."""
         with self._model:
-            self.policy.warm_up()
+            self.policy.warm_up(self.instruction.strip() or None)
 
     def set_active(self, active: bool) -> None:
         """Begin or end inference; a chunk in flight is discarded."""

@@ -152,9 +152,9 @@ class Policy:
         """Clear the memory for a new episode."""
         self.memory.reset()
 
-    def warm_up(self) -> None:
-        """Check and warm the backbone; the memory is not stepped."""
-        self.backbone.warm_up()
+    def warm_up(self, instruction: str | None = None) -> None:
+        """Check and warm the backbone, with the instruction to come if known; the memory is not stepped."""
+        self.backbone.warm_up(instruction)
 
     def close(self) -> None:
         """Free the backbone's weights."""

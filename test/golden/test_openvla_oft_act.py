@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from llama_like import write_tokenizer
 from oft_folder import write_folder
 
+from aura_ros.backbones import registry
 from aura_ros.backbones.openvla_oft import OpenVlaOft
 from aura_ros.backbones.openvla_oft.layout import FolderOptions
 from aura_ros.backbones.openvla_oft.processing import prepare_image
@@ -170,3 +172,55 @@ def test_a_folder_with_only_the_sentencepiece_file_says_how_to_convert_it(tmp_pa
     (folder / "tokenizer.model").write_bytes(b"sentencepiece")
     with pytest.raises(UserError, match="save_pretrained"):
         OpenVlaOft.from_checkpoint(folder)
+
+
+def test_act_runs_in_inference_mode_as_infer_does(model):
+    # Else a network that keeps buffers from one query could not be called by the other.
+    assert model.act(observe()).hidden_states.is_inference()
+
+
+class Off(torch.nn.Module):
+    """The network with its actions moved, as a wrong compiler or graph would."""
+
+    def __init__(self, inner: torch.nn.Module, by: float) -> None:
+        super().__init__()
+        self.inner, self.by = inner, by
+
+    def forward(self, *arguments, **named):
+        output = self.inner(*arguments, **named)
+        return dataclasses.replace(output, actions_normalised=output.actions_normalised + self.by)
+
+
+@pytest.mark.parametrize(("by", "refused"), [(1e-5, False), (0.01, True), (float("nan"), True)])
+def test_an_accelerated_network_that_is_off_by_more_than_rounding_is_refused_at_start(folder, by, refused):
+    model = OpenVlaOft.from_checkpoint(folder, dtype="float32")
+    model._run = Off(model.model, by)
+    if refused:
+        with pytest.raises(UserError, match="accelerated network"):
+            model.warm_up()
+    else:
+        model.warm_up()
+        assert isinstance(model.served_model, Off)
+
+
+def test_scale_and_period_of_another_robot_are_options_and_named(folder):
+    options = FolderOptions(scale=(1.0,) * 7, period_s=0.1)
+    model = OpenVlaOft.from_checkpoint(folder, options=options)
+    assert (model.info.action.scale, model.info.action.period_s) == ((1.0,) * 7, 0.1)
+    assert "cartesian_delta in frame 'base', 1 SI a unit, every 0.1 s" in model.info.details
+    libero = OpenVlaOft.from_checkpoint(folder)
+    assert "0.05, 0.5, 1 SI a unit, every 0.05 s" in libero.info.details
+    with pytest.raises(UserError, match="as many"):
+        OpenVlaOft.from_checkpoint(folder, options=FolderOptions(scale=(1.0, 2.0)))
+
+
+@pytest.mark.parametrize("name", ["openvla_oft", "compact"])
+def test_options_that_a_file_cannot_take_are_refused_and_not_dropped(name, tmp_path):
+    path = tmp_path / "saved.safetensors"
+    OpenVlaOft.random_compact().save(path)
+    options = FolderOptions(mirror=False, horizon=3)
+    for call in (registry.load_backbone, registry.check_checkpoint):
+        with pytest.raises(UserError, match=r"mirror, horizon can be said .*saved\.safetensors") as refused:
+            call(name, path, options=options)
+        assert "\n" not in str(refused.value)
+        call(name, path, options=FolderOptions())

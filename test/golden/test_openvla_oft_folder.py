@@ -390,9 +390,18 @@ def test_the_robot_follows_from_the_tensors_not_from_a_path(
 
 
 def test_options_of_the_wrong_kind_are_refused_before_anything_is_read():
-    for wrong in ({"cameras": "wrist"}, {"cameras": ()}, {"cameras": ("",)}, {"head": "l1"}):
-        with pytest.raises(UserError):
+    for wrong in (
+        *({"cameras": cameras} for cameras in ("wrist", (), ("",), (1,), 2, {"a": 1})),
+        *({"head": head} for head in ("l1", 1)),
+        *({name: value} for name in ("mirror", "film") for value in ("none", 1, 0.0)),
+        *({"horizon": horizon} for horizon in (0, -1, True, 8.0, "8")),
+        *({"diffusion_steps": steps} for steps in (0, 51, True, 5.0, "5")),
+    ):
+        ((name, value),) = wrong.items()
+        with pytest.raises(UserError) as refused:
             FolderOptions(**wrong)
+        assert f"{name} {value!r} is not allowed" in str(refused.value)
+    FolderOptions(cameras=["a"], mirror=False, horizon=1, film=True, diffusion_steps=50, head="discrete")
 
 
 @pytest.mark.parametrize("steps", [0, 51, -1])

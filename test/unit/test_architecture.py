@@ -12,8 +12,11 @@ PACKAGE = ROOT / "aura_ros"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # At the root: shared words that everything may use, and the command line, which may use everything.
-SHARED = {"", "config", "errors", "geometry", "types", "share"}
-FRONT = {"__main__", "checkpoint_command", "recall_command", "cli", "doctor", "preflight", "sim_run"}
+SHARED = {"", "config", "errors", "files", "geometry", "types", "share"}
+FRONT = {
+    "__main__", "certify_command", "checkpoint_command", "cli", "doctor", "endless_command", "preflight",
+    "recall_command", "sim_run",
+}  # fmt: skip
 # Who may import whom; a folder may always import itself and SHARED.
 ALLOWED = {
     "backbones": set(),

@@ -21,6 +21,7 @@ from aura_ros.backbones.openvla_oft import accelerate
 from aura_ros.backbones.openvla_oft.accelerate import Graphed, Stand, accelerated
 from aura_ros.backbones.openvla_oft.api import OpenVlaOft
 from aura_ros.backbones.openvla_oft.config import COMPACT, OPENVLA_OFT_7B, OftConfig
+from aura_ros.backbones.openvla_oft.layout import FolderOptions
 from aura_ros.backbones.openvla_oft.model import build_on_meta
 from aura_ros.backbones.openvla_oft.tokenizer import prompt_ids
 from aura_ros.bench import backbone as bench
@@ -227,8 +228,15 @@ MISTAKES = {
     "warmup": (["--random-weights", "--warmup", "0"], "warmup 0"),
     "threads": (["--random-weights", "--threads", "-1"], "threads -1"),
     "seed": (["--random-weights", "--seed", "-1"], "seed -1"),
-    "compile": (["--random-weights", "--compile", "jit"], "compile 'jit'"),
-    "graph on a CPU": (["--random-weights", "--compile", "cuda-graph"], "needs a CUDA device"),
+    "accelerate": (["--random-weights", "--accelerate", "jit"], "accelerate 'jit'"),
+    "graph on a CPU": (["--random-weights", "--accelerate", "cuda-graph"], "needs a CUDA device"),
+    "processor by number": (["--random-weights", "--device", "cpu:3"], "device 'cpu:3'"),
+    "cameras of random weights": (
+        ["--random-weights", "--cameras", "a,b"],
+        "cameras can be said of a checkpoint",
+    ),
+    "horizon": (["--checkpoint", "a", "--horizon", "-1"], "horizon -1"),
+    "json a folder": (["--random-weights", "--json", "/"], "json '/'"),
     "json": (["--random-weights", "--json", "/no/where/a.json"], "/no/where/a.json"),
     "option": (["--random-weights", "--tusk"], "aura bench backbone --help"),
 }
@@ -273,6 +281,73 @@ def test_the_command_prints_the_table_and_writes_the_same_numbers(aura, tmp_path
         assert f"{rung['latency']['p50']:.2f}" in out
         assert f"{rung['total']:.3f}x" in out
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), 0.01], ids=str)
+@pytest.mark.parametrize("turn", ["always", "first"])
+def test_a_way_that_gives_other_actions_is_no_success(aura, monkeypatch, tmp_path, wrong, turn):
+    calls = []
+
+    class Wrong(ReferenceForward):
+        def __call__(self, *inputs):
+            output = super().__call__(*inputs)
+            if self._levers == Levers(one_batch=True) and (turn == "always" or not calls):
+                calls.append(self)
+                output.actions_normalised[0, 0, 0] += wrong
+            return output
+
+    monkeypatch.setattr(bench, "ReferenceForward", Wrong)
+    path = tmp_path / "numbers.json"
+    status, out, error = aura(
+        *("backbone", "--random-weights", "--repeats", "1", "--threads", "1", "--json", str(path))
+    )
+    assert calls
+    assert (status, error.count("\n")) == (1, 1)
+    assert "'+ images in one batch' gives other actions than the served network" in error
+    assert f"they differ by {wrong:.1e}" in error
+    row = next(line for line in out.splitlines() if line.startswith("+ images in one batch"))
+    assert row.endswith(f"{wrong:.1e}")
+    difference = json.loads(path.read_text())["ladder"][1]["difference"]
+    assert difference == pytest.approx(wrong, rel=0.01, nan_ok=True)
+
+
+def test_rounding_is_no_disagreement_in_the_dtype_that_makes_it():
+    report = run_backbone_bench(config(repeats=1))
+    for dtype, most in (("float32", 1e-3), ("bfloat16", 0.1)):
+        for difference, said in ((0.9 * most, ""), (1.1 * most, f"at most {most:g} is rounding in {dtype}")):
+            ladder = (dataclasses.replace(report.ladder[0], difference=difference),)
+            backbone = {**report.backbone, "dtype": dtype}
+            fault = bench.disagreement(dataclasses.replace(report, ladder=ladder, backbone=backbone))
+            assert said in fault
+            assert bool(said) == bool(fault)
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("compact", "float32"), ("openvla-oft", "bfloat16")])
+def test_a_saved_file_runs_in_the_dtype_that_the_policy_gives_its_model(tmp_path, name, dtype):
+    network = dataclasses.replace(COMPACT, name=name)
+    path = tmp_path / "a.safetensors"
+    random_backbone(network, seed=2, device=CPU, dtype=torch.float32).save(path)
+    backbone, _ = bench._load(config(random_weights=False, checkpoint=str(path)))
+    assert {str(p.dtype) for p in backbone.model.parameters()} == {f"torch.{dtype}"}
+    asked, _ = bench._load(config(random_weights=False, checkpoint=str(path), dtype="float32"))
+    assert {p.dtype for p in asked.model.parameters()} == {torch.float32}
+
+
+def test_what_is_said_about_a_folder_reaches_its_loading(aura, monkeypatch, tmp_path):
+    given = {}
+
+    def load(name, checkpoint, **options):
+        given.update(options, name=name, checkpoint=checkpoint)
+        raise UserError("enough")
+
+    monkeypatch.setattr(bench, "load_backbone", load)
+    status, _, _ = aura(
+        *("backbone", "--checkpoint", str(tmp_path), "--cameras", "front,hand", "--image-flip", "none"),
+        *("--horizon", "5", "--head", "discrete", "--film", "required"),
+    )
+    assert (status, given["name"], given["dtype"]) == (2, "openvla_oft", "bfloat16")
+    options = FolderOptions(cameras=("front", "hand"), mirror=False, horizon=5, head="discrete", film=True)
+    assert given["options"] == options
 
 
 @pytest.mark.parametrize(

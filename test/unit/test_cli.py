@@ -200,6 +200,72 @@ def test_help_fits_the_terminal_and_shows_defaults(columns):
     assert "None" not in narrow.stdout
 
 
+def interrupt(_command):
+    signal.raise_signal(signal.SIGINT)
+    return 0
+
+
+COMMAND_LINES = {
+    cli.Doctor: ["doctor"],
+    cli.Inspect: ["checkpoint", "inspect", "a"],
+    cli.Convert: ["checkpoint", "convert", "a", "b"],
+    cli.BenchBackbone: ["bench", "backbone", "--random-weights"],
+    cli.RECALL_COMMANDS["floors"]: ["recall", "floors"],
+}
+
+
+@pytest.mark.parametrize("command", COMMAND_LINES, ids=lambda c: c.__name__)
+def test_interrupted_command_does_not_look_like_one_that_is_done(aura, monkeypatch, command):
+    monkeypatch.setitem(cli.RUNNERS, command, interrupt)
+    before = signal.getsignal(signal.SIGINT)
+    status, said, line = aura(*COMMAND_LINES[command])
+    assert (status, said) == (130, "")
+    assert line == "aura: interrupted; run it again to have it whole\n"
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_interrupted_episode_is_quiet_where_it_has_nothing_to_sum_up(aura, monkeypatch):
+    monkeypatch.setitem(cli.RUNNERS, cli.Sim, interrupt)
+    assert aura("sim") == (0, "", "")
+
+
+EARLY = """
+import signal, sys
+
+class Interrupt:
+    def find_spec(self, name, *_):
+        if name == "aura_ros.cli":
+            signal.raise_signal(signal.SIGINT)
+
+from aura_ros.__main__ import main
+sys.meta_path.insert(0, Interrupt())
+main()
+"""
+
+
+def test_interrupt_while_the_command_line_is_imported_is_one_line():
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    run = subprocess.run(
+        [sys.executable, "-c", EARLY, "doctor"], env=env, capture_output=True, text=True, timeout=60
+    )
+    assert (run.returncode, run.stdout) == (130, "")
+    assert run.stderr == "aura: interrupted; nothing was started\n"
+
+
+def test_interrupt_after_a_command_is_done_keeps_its_status():
+    done = "import atexit, signal\natexit.register(signal.raise_signal, signal.SIGINT)\n"
+    text = done + "from aura_ros.__main__ import main\nmain()"
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    run = subprocess.run(
+        [sys.executable, "-c", text, "sim", "--task", "10"],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (run.returncode, run.stderr.count("\n")) == (2, 1)
+
+
 def test_reader_that_goes_away_is_no_error():
     reader, writer = os.pipe()
     os.close(reader)

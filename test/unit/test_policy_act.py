@@ -209,3 +209,12 @@ def test_a_backbone_whose_chunk_differs_from_its_info_is_refused():
 def test_importing_the_policy_imports_no_torch():
     code = "import sys, aura_ros.policy, aura_ros.backbones; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_warming_up_prepares_for_the_instruction_to_come():
+    backbone = TinyBackbone()
+    policy = Policy(backbone, tiny_memory())
+    policy.warm_up("put the cup down")
+    assert backbone.warmed_for == "put the cup down"
+    policy.warm_up()
+    assert backbone.warmed_for is None

@@ -59,7 +59,8 @@ class TinyBackbone:
             hidden[3] = np.nan
         return BackboneOutput(hidden, chunk, {"forward": 1.0})
 
-    def warm_up(self) -> None:
+    def warm_up(self, instruction: str | None = None) -> None:
+        self.warmed_for = instruction
         self._call()
         self.warm_ups += 1
 

@@ -3,8 +3,8 @@
 Importing this package imports no torch; `OpenVlaOft` and `OftPrediction` do when first used.
 
 Modules: `config` (sizes), `layout` and `folder` (published checkpoints), `tensor_files`, `film`, `checkpoint` (our
-own files), `inspection`; `processing` (images), `normalisation` (proprioception, actions), `tokenizer`, `inputs`;
-`vision`, `language`, `heads`, `diffusion`, `model` (the network), `accelerate`; `startup` (checks), `api`.
+own files), `inspection`, `conversion`; `processing` (images), `normalisation` (proprioception, actions), `tokenizer`,
+`inputs`; `vision`, `language`, `heads`, `diffusion`, `model` (the network), `accelerate`; `startup` (checks), `api`.
 """
 
 from __future__ import annotations

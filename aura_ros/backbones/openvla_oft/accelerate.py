@@ -7,6 +7,7 @@ keep the code of `model`, whose weights are shared. Results equal the plain netw
 from __future__ import annotations
 
 import copy
+import re
 from collections import OrderedDict
 from typing import Any
 
@@ -26,12 +27,10 @@ CALLS_BEFORE_CAPTURE = 3
 
 def find_device(name: str) -> torch.device:
     """ "cpu", "cuda" or "cuda:<n>" as a device that is here. Raises `UserError` for another name or an absent one."""
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = None
-    if device is None or device.type not in ("cpu", "cuda"):
+    known = re.fullmatch(r"cpu|cuda(:(0|[1-9]\d{0,2}))?", name, re.ASCII)  # torch takes "cpu:3" too
+    if known is None:
         raise UserError(f"device '{name}' is not supported; choose 'cpu', 'cuda' or 'cuda:<n>'")
+    device = torch.device(name)
     if device.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (device.index or 0) >= count:

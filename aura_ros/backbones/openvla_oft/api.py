@@ -24,7 +24,7 @@ from aura_ros.backbones.openvla_oft.checkpoint import (
 from aura_ros.backbones.openvla_oft.config import COMPACT, OftConfig
 from aura_ros.backbones.openvla_oft.folder import find_folder, read_folder
 from aura_ros.backbones.openvla_oft.inputs import Prompts, check_arrays
-from aura_ros.backbones.openvla_oft.layout import FolderOptions
+from aura_ros.backbones.openvla_oft.layout import FolderOptions, describe_action
 from aura_ros.backbones.openvla_oft.model import OftModel, OftOutput, load_weights
 from aura_ros.backbones.openvla_oft.normalisation import (
     COMPACT_STATISTICS,
@@ -34,14 +34,13 @@ from aura_ros.backbones.openvla_oft.normalisation import (
     unnormalise_actions,
 )
 from aura_ros.backbones.openvla_oft.processing import describe_steps, prepare_images
-from aura_ros.backbones.openvla_oft.startup import check_model, check_pixels, known_views
-from aura_ros.backbones.openvla_oft.tokenizer import ByteTokenizer, LlamaTokenizer, Tokenizer
+from aura_ros.backbones.openvla_oft.startup import check_accelerated, check_model, check_pixels, known_views
+from aura_ros.backbones.openvla_oft.tokenizer import TOKENIZER_FILES, ByteTokenizer, LlamaTokenizer, Tokenizer
 from aura_ros.errors import UserError
 from aura_ros.types import BackboneInfo, BackboneOutput, FloatArray, Observation
 
 logger = logging.getLogger(__name__)
 NOISE_SEED = 0
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -126,7 +125,8 @@ class OpenVlaOft:
             image_rotation=describe_steps(config.image),
             details=(
                 f"{config.head} head, {'FiLM, ' if config.film else ''}{len(config.cameras)} cameras, "
-                f"{config.proprio_dim} proprioception values, statistics '{self.statistics.key}', {dtype}"
+                f"{config.proprio_dim} proprioception values, statistics '{self.statistics.key}', {dtype}, "
+                f"{describe_action(config.action)}"
             ),
             binary_columns=config.binary_columns,
         )
@@ -261,7 +261,7 @@ class OpenVlaOft:
         pixel_values: float [1, 6 n, size, size], n the number of cameras, per image DINO's channels first.
         proprio_normalised: float [proprio_dim], in [-1, 1]; ignored by a model without proprioception.
         noise: float [1, horizon, action_dim], where a diffusion head starts; None: the same seeded noise each
-        time. Raises `UserError` for arrays of another shape.
+        time. Raises `UserError` for another shape, ids that are no integers, and values that are not finite floats.
         """
         start = None if noise is None else torch.as_tensor(noise)
         if start is not None and start.shape != self._noise.shape:
@@ -313,6 +313,7 @@ class OpenVlaOft:
             },
         )
 
+    @torch.inference_mode()
     def act(self, observation: Observation) -> OftPrediction:
         """One query from camera images, proprioception and instruction.
 
@@ -339,7 +340,13 @@ class OpenVlaOft:
         pixels, _, ids = self._prepare(observation)
         check_pixels(self.config, pixels)
         check_model(self.model, ids, pixels.to(self._device))
-        self.infer(observation)
+        served = self.act(observation)
+        if self.served_model is not self.model:
+            self._run, run = self._model, self._run
+            check_accelerated(
+                served.actions_normalised, self.act(observation).actions_normalised, self._dtype
+            )
+            self._run = run
 
     def close(self) -> None:
         """Free the weights; a second call does nothing."""

@@ -1,12 +1,13 @@
 """A published OpenVLA-OFT checkpoint folder: sharded safetensors, `.pt` heads, statistics, read strictly.
 
-Tensors are read one at a time when asked for, so that loading needs the model's memory once. Nothing is
-unpickled (`weights_only=True`), nothing is written, nothing is fetched.
+Tensors are read one at a time when asked for, so that loading needs the model's memory once. `.pt` files are
+unpickled restricted to tensors (`weights_only=True`); nothing is written, nothing is fetched.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -27,8 +28,14 @@ from aura_ros.backbones.openvla_oft.tensor_files import (
 )
 from aura_ros.errors import UserError
 
+logger = logging.getLogger(__name__)
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+STATISTICS = "dataset_statistics.json"
+OTHER_STATISTICS = (
+    "norm_stats of config.json are used, which may be those of pre-training; put the file the checkpoint came with "
+    "beside its weights"
+)
 # File name stem -> prefix of its tensors' names in this package.
 COMPONENTS = {
     "action_head": "action_head.",
@@ -47,7 +54,7 @@ SUFFIXES = ("_checkpoint.pt", "_checkpoint.safetensors")
 WEIGHTS = (".pt", ".pth", ".bin", ".safetensors")
 # Files of every published folder: read elsewhere, or of no use here and not worth a word.
 COMPANIONS = (
-    *("config.json", "dataset_statistics.json", INDEX, "generation_config.json", "preprocessor_config.json"),
+    *("config.json", STATISTICS, INDEX, "generation_config.json", "preprocessor_config.json"),
     *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json"),
     *("added_tokens.json", "processor_config.json", ".gitattributes"),
 )
@@ -169,11 +176,14 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def _statistics(path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
     """The fine-tuned model's own statistics; `config.json` holds those of pre-training where there are none."""
-    own = path / "dataset_statistics.json"
+    own = path / STATISTICS
     # A link to nothing is a file that was lost, not one that never was.
-    statistics = read_json(own) if os.path.lexists(own) else settings.get("norm_stats")
+    present = os.path.lexists(own)
+    statistics: Any = read_json(own) if present else settings.get("norm_stats")
     if not isinstance(statistics, dict) or not statistics:
         raise UserError(f"'{own}' has no data set's statistics; a checkpoint folder needs them")
+    if not present:
+        logger.warning("'%s' does not exist: %s", own, OTHER_STATISTICS)
     return statistics
 
 

@@ -9,6 +9,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from aura_ros.backbones.openvla_oft.config import OftConfig
+from aura_ros.backbones.openvla_oft.tensor_files import one_line
 from aura_ros.backbones.openvla_oft.tokenizer import ByteTokenizer, LlamaTokenizer, Tokenizer, prompt_ids
 from aura_ros.errors import UserError
 
@@ -24,9 +25,13 @@ def check_arrays(
     """The arrays as tensors, the empty-space id appended unless already last.
 
     Returns ids int64 [1, L], pixels [1, 6 n, size, size], proprioception [1, proprio_dim] or None.
-    Raises `UserError` for other shapes than the model's.
+    Raises `UserError` for other shapes than the model's, ids that are no integers, and values that are no finite
+    floats: pixels of 0 to 255 would run, and give actions that look right.
     """
-    ids = torch.as_tensor(input_ids).to(torch.int64)
+    ids = _tensor("input_ids", input_ids)
+    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+        raise UserError(f"input_ids are {_dtype(ids)}; give integers, as the tokenizer makes them")
+    ids = ids.to(torch.int64)
     if ids.ndim != 2 or len(ids) != 1 or ids.shape[1] < 1:
         raise UserError(f"input_ids has shape {list(ids.shape)}; give one prompt, [1, length]")
     highest = config.language.vocab - 1
@@ -35,20 +40,44 @@ def check_arrays(
     empty = EMPTY_SPACE_IDS[config.tokenizer]
     if int(ids[0, -1]) != empty:
         ids = torch.cat([ids, ids.new_full((1, 1), empty)], dim=1)
-    pixels = torch.as_tensor(pixel_values)
+    pixels = _tensor("pixel_values", pixel_values)
     cameras, size = config.cameras, config.image.size
     if pixels.shape != (1, 6 * len(cameras), size, size):
         raise UserError(
             f"pixel_values has shape {list(pixels.shape)}; this checkpoint's {len(cameras)} cameras "
             f"{list(cameras)} need [1, {6 * len(cameras)}, {size}, {size}]"
         )
+    _require_floats("pixel_values", pixels, "normalised as for DINOv2 and SigLIP")
     width = config.proprio_dim
     if not width:
         return ids, pixels, None
-    proprio = torch.as_tensor([] if proprio_normalised is None else proprio_normalised).reshape(1, -1)
+    given: ArrayLike = [] if proprio_normalised is None else proprio_normalised
+    proprio = _tensor("proprioception", given).reshape(1, -1)
     if proprio.shape[1] != width:
         raise UserError(f"proprioception has {proprio.shape[1]} values; this checkpoint needs {width}")
+    _require_floats("proprioception", proprio, "normalised to -1..1")
     return ids, pixels, proprio
+
+
+def _tensor(name: str, value: ArrayLike) -> Tensor:
+    try:
+        return torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError) as error:  # text, None, rows of different lengths
+        raise UserError(
+            f"{name} of type {type(value).__name__} is no array of numbers ({one_line(error)[:100]}); give a NumPy "
+            "array or a tensor"
+        ) from error
+
+
+def _require_floats(name: str, values: Tensor, wanted: str) -> None:
+    if not values.is_floating_point():
+        raise UserError(f"{name} are {_dtype(values)}, not normalised; give floats, {wanted}")
+    if not bool(torch.isfinite(values).all()):
+        raise UserError(f"{name} hold NaN or infinity; give finite floats, {wanted}")
+
+
+def _dtype(values: Tensor) -> str:
+    return str(values.dtype).removeprefix("torch.")
 
 
 class Prompts:

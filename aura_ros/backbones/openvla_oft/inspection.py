@@ -1,9 +1,7 @@
-"""What a checkpoint folder holds and lacks, and a copy of it without pickles."""
+"""What a checkpoint folder holds and lacks, from its headers alone or with every weight."""
 
 from __future__ import annotations
 
-import errno
-import functools
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -11,22 +9,28 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
 from aura_ros.backbones.openvla_oft.checkpoint import WeightsDigest
 from aura_ros.backbones.openvla_oft.config import OftConfig
-from aura_ros.backbones.openvla_oft.folder import Folder, find_folder, read_folder
+from aura_ros.backbones.openvla_oft.folder import (
+    OTHER_STATISTICS,
+    STATISTICS,
+    Folder,
+    find_folder,
+    read_folder,
+)
 from aura_ros.backbones.openvla_oft.layout import FolderOptions
 from aura_ros.backbones.openvla_oft.model import build_on_meta, check_keys
 from aura_ros.backbones.openvla_oft.normalisation import select_statistics
-from aura_ros.backbones.openvla_oft.tensor_files import component_entries
-from aura_ros.backbones.openvla_oft.tokenizer import LlamaTokenizer
+from aura_ros.backbones.openvla_oft.tokenizer import TOKENIZER_FILES, LlamaTokenizer
 from aura_ros.errors import UserError
 
 # Bytes done so far and in all.
 Progress = Callable[[int, int], None]
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
-COPIED_SUFFIXES = (".json", ".safetensors", ".model", ".txt", ".md")
+NO_TOKENIZER = (
+    "tokenizer.json: put the one the checkpoint came with beside its weights; without it only ready token ids are "
+    "served"
+)
 
 
 @dataclass
@@ -68,14 +72,28 @@ def inspect(
     try:
         folder = read_folder(find_folder(path), options)
         _describe(folder, report)
-        wanted = {name: tuple(p.shape) for name, p in build_on_meta(folder.config).named_parameters()}
+        wanted = _wanted(folder)
         report.parameters = sum(_count(shape) for shape in wanted.values())
-        _check_shapes(folder, wanted, report)
+        report.unused_tensors = len(folder.tensors) - len(wanted)
+        report.problems += _wrong_shapes(folder, wanted)
         if digest and not report.problems:
             report.sha256 = _digest(folder, list(wanted), report, progress)
     except UserError as problem:
         report.problems.append(str(problem))
     return report
+
+
+def check_headers(folder: Folder) -> None:
+    """Raise `UserError` for tensors missing, unknown or of another shape, and for a tokenizer that does not serve.
+
+    Reads no weight: what `warm_up` would find after minutes of reading shows in about a second. A folder without
+    tokenizer, which serves ready token ids only, is refused too.
+    """
+    if wrong := _wrong_shapes(folder, _wanted(folder)):
+        raise UserError(f"checkpoint '{folder.path}': {wrong[0]}; use files of one checkpoint")
+    if not _has_tokenizer(folder):
+        raise UserError(f"checkpoint '{folder.path}' lacks {NO_TOKENIZER}")
+    _check_tokenizer(folder)
 
 
 def _describe(folder: Folder, report: Report) -> None:
@@ -89,17 +107,30 @@ def _describe(folder: Folder, report: Report) -> None:
         report.statistics[key] = _fit(folder.statistics, key, config)
     if "fits" not in report.statistics.values():
         report.problems.append(next(iter(report.statistics.values())))
-    if not any((folder.path / name).exists() for name in TOKENIZER_FILES):
-        report.missing.append(
-            "tokenizer.json: put the one the checkpoint came with beside its weights; without it only ready token "
-            "ids are served"
-        )
+    if not os.path.lexists(folder.path / STATISTICS):
+        report.missing.append(f"{STATISTICS}: {OTHER_STATISTICS}")
+    if not _has_tokenizer(folder):
+        report.missing.append(NO_TOKENIZER)
         return
     try:
-        LlamaTokenizer(folder.path).check()
+        _check_tokenizer(folder)
         report.tokenizer = "gives the ids the model was trained on"
     except UserError as problem:
         report.problems.append(str(problem))
+
+
+def _has_tokenizer(folder: Folder) -> bool:
+    return any((folder.path / name).exists() for name in TOKENIZER_FILES)
+
+
+def _check_tokenizer(folder: Folder) -> None:
+    tokenizer, rows = LlamaTokenizer(folder.path), folder.config.language.vocab
+    tokenizer.check()
+    if tokenizer.vocab > rows:
+        raise UserError(
+            f"the tokenizer has {tokenizer.vocab} tokens but checkpoint '{folder.path}' embeds {rows}; use the "
+            "tokenizer the checkpoint came with"
+        )
 
 
 def _fit(statistics: Mapping[str, Any], key: str, config: OftConfig) -> str:
@@ -116,16 +147,20 @@ def _fit(statistics: Mapping[str, Any], key: str, config: OftConfig) -> str:
     return "fits"
 
 
-def _check_shapes(folder: Folder, wanted: Mapping[str, tuple[int, ...]], report: Report) -> None:
+def _wanted(folder: Folder) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor that the network reads. Raises `UserError` unless they are there, and no other."""
+    wanted = {name: tuple(p.shape) for name, p in build_on_meta(folder.config).named_parameters()}
+    check_keys(folder.config, wanted.keys(), folder.tensors.keys(), f"checkpoint '{folder.path}'")
+    return wanted
+
+
+def _wrong_shapes(folder: Folder, wanted: Mapping[str, tuple[int, ...]]) -> list[str]:
     entries = folder.tensors.entries
-    check_keys(folder.config, wanted.keys(), entries.keys(), f"checkpoint '{folder.path}'")
-    report.unused_tensors = len(entries) - len(wanted)
-    for name, shape in wanted.items():
-        if entries[name].shape != shape:
-            report.problems.append(
-                f"tensor '{name}' in '{entries[name].file}' has shape {list(entries[name].shape)}; "
-                f"expected {list(shape)}"
-            )
+    return [
+        f"tensor '{name}' in '{entries[name].file}' has shape {list(entries[name].shape)}; expected {list(shape)}"
+        for name, shape in wanted.items()
+        if entries[name].shape != shape
+    ]
 
 
 def _digest(folder: Folder, names: list[str], report: Report, progress: Progress) -> str:
@@ -149,78 +184,3 @@ def _count(shape: tuple[int, ...]) -> int:
     for size in shape:
         count *= size
     return count
-
-
-def convert(
-    path: str | Path, out: str | Path, progress: Progress = lambda done, total: None
-) -> tuple[Path, tuple[str, ...]]:
-    """Copy a checkpoint folder with its `.pt` files rewritten as safetensors; code and adapters stay behind.
-
-    The folder appears under its name when it is whole. An interrupted copy goes on where it stopped.
-    Returns the folder and the names of its files. Raises `UserError` if it cannot be read or written.
-    """
-    source, out = find_folder(path), Path(out)
-    folder = read_folder(source)
-    _check_target(folder.path, out)
-    partial = out.with_name(f".{out.name}.partial")
-    names = sorted(
-        {
-            *folder.files,
-            *(f.name for f in folder.path.iterdir() if f.suffix in COPIED_SUFFIXES and f.is_file()),
-        }
-    )
-    total = sum((folder.path / name).stat().st_size for name in names)
-    done = 0
-    try:
-        partial.mkdir(exist_ok=True)
-        written = []
-        for name in names:
-            origin = folder.path / name
-            target = partial / (name if origin.suffix != ".pt" else f"{origin.stem}.safetensors")
-            _write_once(origin, target, functools.partial(_further, progress, done, total))
-            written.append(target.name)
-            done += origin.stat().st_size
-            progress(done, total)
-        for left in {file.name for file in partial.iterdir()} - set(written):
-            (partial / left).unlink()
-        os.rename(partial, out)
-    except OSError as error:
-        reason = "the disk is full" if error.errno == errno.ENOSPC else error.strerror
-        raise UserError(
-            f"'{out}' cannot be written ({reason}); give a place with {total / 1e9:.2f} GB free and run it again, "
-            f"or remove '{partial}'"
-        ) from error
-    return out, tuple(written)
-
-
-def _further(progress: Progress, done: int, total: int, part: int) -> None:
-    progress(done + part, total)
-
-
-def _check_target(source: Path, out: Path) -> None:
-    if out.exists() or out.is_symlink():
-        raise UserError(f"'{out}' exists; give the name of a new folder")
-    if source.resolve() in (out.resolve(), *out.resolve().parents):
-        raise UserError(
-            f"'{out}' lies in the checkpoint folder, which is never written to; give another place"
-        )
-    if not out.parent.is_dir():
-        raise UserError(f"'{out.parent}' is no folder; make it first or give another place")
-
-
-def _write_once(origin: Path, target: Path, progress: Callable[[int], None]) -> None:
-    """Write one file under a temporary name and rename it; a file that is there already is whole."""
-    if target.exists() and target.stat().st_mtime >= origin.stat().st_mtime:
-        return
-    unfinished = target.with_name(f"{target.name}.unfinished")
-    if origin.suffix == ".pt":
-        tensors = {name: entry.read().contiguous() for name, entry in component_entries(origin).items()}
-        save_file(tensors, unfinished, metadata={"format": "pt"})
-    else:
-        with origin.open("rb") as read, unfinished.open("wb") as write:
-            while block := read.read(1 << 24):
-                write.write(block)
-                progress(write.tell())
-    with unfinished.open("rb") as stream:
-        os.fsync(stream.fileno())
-    os.replace(unfinished, target)

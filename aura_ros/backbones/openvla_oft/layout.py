@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aura_ros.backbones.openvla_oft.config import (
+    DIFFUSION_TRAIN_STEPS,
     OPENVLA_OFT_7B,
     ImageConfig,
     LanguageConfig,
@@ -60,9 +61,10 @@ def is_hub_name(text: str) -> bool:
 class FolderOptions:
     """What a checkpoint does not say about itself; None: as the reference does for robots of its dimensions.
 
-    cameras: names in the order of training. mirror: flip the true view left-right (LIBERO only). horizon:
-    rows of a chunk. film: True demands the FiLM file, False refuses one. diffusion_steps: passes of a diffusion
-    head, 1 to 50. head: "discrete" for a checkpoint trained without action head whose folder has other parts.
+    cameras: names in the order of training. mirror: flip the true view left-right (LIBERO only). horizon: rows of a
+    chunk. film: True demands the FiLM file, False refuses one. diffusion_steps: passes of a diffusion head, 1 to 50.
+    head: "discrete" for a checkpoint trained without an action head. scale: SI units for one unit of the statistics, one
+    for each action column. period_s: seconds between rows.
     """
 
     cameras: tuple[str, ...] | None = None
@@ -71,11 +73,13 @@ class FolderOptions:
     film: bool | None = None
     diffusion_steps: int | None = None
     head: str | None = None
+    scale: tuple[float, ...] | None = None
+    period_s: float | None = None
 
     def __post_init__(self) -> None:
         names = self.cameras
         if names is not None and (
-            isinstance(names, str)
+            not isinstance(names, tuple | list)
             or not names
             or not all(isinstance(name, str) and name.strip() for name in names)
         ):
@@ -84,6 +88,17 @@ class FolderOptions:
             )
         if self.head not in (None, "discrete"):
             raise UserError(f"head {self.head!r} is not allowed; only 'discrete' can be asked for")
+        for name in ("mirror", "film"):
+            if not isinstance(value := getattr(self, name), bool | None):
+                raise UserError(f"{name} {value!r} is not allowed; give True, False or None")
+        for name, highest in (("horizon", None), ("diffusion_steps", DIFFUSION_TRAIN_STEPS)):
+            if (value := getattr(self, name)) is not None and not _whole(value, highest):
+                allowed = f"1 to {highest}" if highest else "1 or more"
+                raise UserError(f"{name} {value!r} is not allowed; give a whole number, {allowed}")
+
+
+def _whole(value: Any, highest: int | None) -> bool:
+    return type(value) is int and value >= 1 and (highest is None or value <= highest)
 
 
 @dataclass(frozen=True)
@@ -136,6 +151,12 @@ ROBOTS = (
 )
 
 
+def describe_action(action: ActionSpec) -> str:
+    """In words, what a number of the chunk is taken for."""
+    scale = ", ".join(f"{value:g}" for value in dict.fromkeys(action.scale))
+    return f"{action.control_mode.name.lower()} in frame '{action.frame_id}', {scale} SI a unit, every {action.period_s:g} s"
+
+
 def derive_config(
     settings: Mapping[str, Any],
     shapes: Shapes,
@@ -184,8 +205,9 @@ def _derived(
     )
     mirror = robot.mirror if options.mirror is None else options.mirror
     action = robot.action
-    if options.horizon is not None:
-        action = dataclasses.replace(action, horizon=options.horizon)
+    for name in ("horizon", "scale", "period_s"):
+        if (value := getattr(options, name)) is not None:
+            action = dataclasses.replace(action, **{name: value})
     return OftConfig(
         name=OPENVLA_OFT_7B.name if big else "openvla-oft",
         cameras=robot.cameras if options.cameras is None else tuple(options.cameras),

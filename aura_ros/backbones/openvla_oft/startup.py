@@ -15,11 +15,13 @@ from aura_ros.backbones.openvla_oft.inputs import EMPTY_SPACE_IDS
 from aura_ros.backbones.openvla_oft.model import EOS_ID, OftModel
 from aura_ros.backbones.openvla_oft.processing import PIXEL_MEAN, PIXEL_STD
 from aura_ros.errors import UserError
-from aura_ros.types import ImageArray
+from aura_ros.types import FloatArray, ImageArray
 
 HINT = "this is a fault of the installation or of changed code: reinstall aura_ros and its requirements"
 
 BOS_ID = 1  # of both tokenizers
+# What other kernels may move a normalised action: a hundred times what was measured in fp32; bf16 moves them by 0.04.
+ROUNDING = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 # Grey levels of the test views. JPEG moves a flat area by a level or two.
 DARKEST, BRIGHTER, LEVELS_OFF = 20, 100, 3
 
@@ -50,6 +52,17 @@ def check_pixels(config: OftConfig, pixel_values: Tensor) -> None:
         raise UserError(
             f"the images are prepared wrongly: expected {list(config.cameras)} in this order, {mirror}, DINOv2's "
             f"three channels before SigLIP's: {HINT}"
+        )
+
+
+def check_accelerated(served: FloatArray, plain: FloatArray, dtype: torch.dtype) -> None:
+    """The accelerated network's normalised actions are the plain one's up to rounding; else raises `UserError`."""
+    limit = ROUNDING[dtype]
+    off = float(np.abs(served - plain).max())
+    if not off <= limit:  # also for NaN
+        raise UserError(
+            f"the accelerated network's actions are off by {off:.2g}, more than rounding ({limit:g}); use "
+            "accelerate 'none'"
         )
 
 

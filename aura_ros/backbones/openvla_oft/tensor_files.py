@@ -11,8 +11,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from aura_ros.errors import UserError
+from aura_ros.files import LFS_POINTER
 
-LFS_MAGIC = b"version https://git-lfs"
 DTYPE_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -114,7 +114,7 @@ def refuse_pointer(path: Path) -> None:
         if path.exists() and not path.is_file():  # a pipe or a device would be read for ever
             raise UserError(f"'{path}' is no file; put the checkpoint's file there")
         with path.open("rb") as stream:
-            pointer = stream.read(len(LFS_MAGIC)) == LFS_MAGIC
+            pointer = stream.read(len(LFS_POINTER)) == LFS_POINTER
     except FileNotFoundError:
         return
     except OSError as error:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from aura_ros.errors import UserError
+from aura_ros.files import LFS_POINTER
 
 LLAMA_BOS_ID = 1
 LLAMA_EOS_ID = 2
@@ -28,7 +29,8 @@ CHECK_RARE = "\U0001f9a5"
 REFUSED_CATEGORIES = ("Cc", "Cs", "Zl", "Zp")
 CONTROL_WORDS = ("<s>", "</s>", "<unk>", "<pad>")
 
-GIT_LFS_POINTER = b"version https://git-lfs"
+# Either tells that a folder came with its tokenizer; only the first is read here.
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
 UTF8_BOM = b"\xef\xbb\xbf"
 
 
@@ -182,7 +184,7 @@ def _read(path: Path) -> Any:
         data = path.read_bytes()
     except OSError as error:
         raise UserError(f"'{path}' cannot be read ({error.strerror}); mend its permissions") from error
-    if data.startswith(GIT_LFS_POINTER):
+    if data.startswith(LFS_POINTER):
         raise UserError(f"'{path}' is a Git LFS pointer, not the file itself; run `git lfs pull`")
     if data.startswith(UTF8_BOM):
         raise UserError(f"'{path}' begins with a byte-order mark; save it as UTF-8 without one")

@@ -1,0 +1,55 @@
+"""The EMA teacher of a finished memory: what its weights average to when its training goes on for a little (paper 4.4).
+
+A checkpoint keeps no teacher, so one is made: a copy is trained on from the checkpoint, at the rate that training ends
+with and without a write penalty, and the teacher follows the copy with decay 0.95 (paper table 5). The checkpoint itself
+stays the policy that is judged.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import torch
+
+from aura_ros.memory.module import MemoryModule
+from aura_ros.training.episodes import Task
+from aura_ros.training.objective import Objective
+from aura_ros.training.settings import ObjectiveConfig, TrainConfig
+from aura_ros.training.train import batches, rollout
+
+DECAY = 0.95
+FINAL_LR = TrainConfig().lr * TrainConfig().lr_floor
+
+
+def ema_teacher(
+    module: MemoryModule,
+    task: Task,
+    steps: int,
+    seed: int = 0,
+    lr: float = FINAL_LR,
+    report: Callable[[int, int], None] = lambda done, total: None,
+) -> MemoryModule:
+    """The teacher, in evaluation mode; `module` stays as it is. Seeded: the same arguments give the same weights."""
+    settings = TrainConfig(steps=steps, seed=seed)
+    objective = Objective(ObjectiveConfig(gamma=0.0), steps)
+    torch.manual_seed(seed)
+    student, teacher = copy.deepcopy(module).train(), copy.deepcopy(module).eval()
+    trained = list(student.parameters())
+    optimiser = torch.optim.AdamW(trained, lr=lr)
+    for step, episodes in zip(range(steps), batches(settings, task), strict=False):
+        targets = torch.from_numpy(episodes.targets)
+        done = rollout(student, torch.from_numpy(episodes.observations), settings, opened=False)
+        asked = targets >= 0
+        logits, mu, logvar = student.head(done.reads[asked])
+        loss = objective(step, logits, targets[asked], mu, logvar, done.soft, done.gate)
+        optimiser.zero_grad(set_to_none=True)
+        loss.total.backward()
+        torch.nn.utils.clip_grad_norm_(trained, settings.clip)
+        optimiser.step()
+        with torch.no_grad():
+            # Buffers too: the surprise is normalised by statistics that go with the weights.
+            for name, kept in teacher.state_dict().items():
+                kept.lerp_(student.state_dict()[name], 1 - DECAY)
+        report(step + 1, steps)
+    return teacher

@@ -1,0 +1,29 @@
+"""Files as every part writes and recognises them: JSON whole or not at all, Git LFS pointers in a file's place."""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from pathlib import Path
+from typing import Any
+
+from aura_ros.errors import UserError
+
+# What stands in a file's place where `git lfs pull` was not run.
+LFS_POINTER = b"version https://git-lfs"
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write the file whole or not at all. Raises `UserError` if it cannot be."""
+    # A name of its own, so that two runs with one file do not write into each other's.
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
+    try:
+        temporary.write_text(json.dumps(value, indent=2) + "\n")
+        os.replace(temporary, path)
+    except OSError as error:
+        raise UserError(
+            f"json '{path}' cannot be written ({error.strerror}); give a file in a folder you may write"
+        ) from error
+    finally:
+        temporary.unlink(missing_ok=True)
