@@ -2,7 +2,7 @@
 VENV ?= .venv
 PYTHON ?= python3
 PY := $(VENV)/bin/python
-EXTRAS := libero test
+EXTRAS := libero test train
 SOURCES := $(shell find aura_ros msg srv action launch config resource -type f -not -name '*.pyc')
 export MUJOCO_GL ?= osmesa
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
