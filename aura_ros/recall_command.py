@@ -54,6 +54,14 @@ class Table:
 
 
 @dataclasses.dataclass(frozen=True)
+class Figures:
+    """Draw accuracy against writes and against the size of the state, from the folder's cells.jsonl."""
+
+    folder: Folder
+    out: Annotated[Path, _text("folder of the pictures", "DIR")] = Path("runs/figures")
+
+
+@dataclasses.dataclass(frozen=True)
 class Verify:
     """Compute randomly chosen cells again from their checkpoints and compare; exit status 1 if one differs."""
 
@@ -75,6 +83,7 @@ class Presets:
 COMMANDS: dict[str, type] = {
     "sweep": Sweep,
     "table": Table,
+    "figures": Figures,
     "verify": Verify,
     "floors": Floors,
     "presets": Presets,
@@ -86,6 +95,7 @@ def run(command: Any) -> int:
     runners: dict[type, Any] = {
         Sweep: _sweep,
         Table: _table,
+        Figures: _figures,
         Verify: _verify,
         Floors: _floors,
         Presets: _presets,
@@ -153,6 +163,21 @@ def _table(command: Table) -> int:
     sys.stdout.write(markdown(table))
     if command.json is not None:
         write_text(command.json, json.dumps([dataclasses.asdict(row) for row in table], indent=1) + "\n")
+    return 0
+
+
+def _figures(command: Figures) -> int:
+    from aura_ros.bench.recall.figures import draw
+    from aura_ros.bench.recall.store import read_lines
+
+    records = read_lines(command.folder)
+    try:
+        files = draw(records, command.out)
+    except OSError as error:
+        raise UserError(
+            f"'{command.out}' cannot be written ({error.strerror}); give a folder you may write"
+        ) from error
+    sys.stdout.writelines(f"{path}\n" for path in files)
     return 0
 
 

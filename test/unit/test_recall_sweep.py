@@ -19,6 +19,7 @@ from safetensors.numpy import load_file
 from aura_ros.bench.recall import scores
 from aura_ros.bench.recall import store as store_module
 from aura_ros.bench.recall.cells import Cell, run_cell
+from aura_ros.bench.recall.figures import draw
 from aura_ros.bench.recall.presets import PRESETS, preset_cells
 from aura_ros.bench.recall.statistics import collapsed, compare, interval
 from aura_ros.bench.recall.store import LINES, Store, read_lines, read_record
@@ -213,6 +214,18 @@ def test_the_paper_stands_beside_ours_and_dense_is_compared_by_pairs():
     assert ours.against_dense.difference == pytest.approx(-0.0015)
     assert ours.against_dense.low < -0.0005 < ours.against_dense.high + 0.0005
     assert ours.against_dense.pairs == 4
+
+
+def test_figures_are_pictures_of_every_task_and_need_cells(tmp_path):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    cells_ = [record(seed=s) for s in range(3)] + [record("no_memory", s, 0.25, 0.0) for s in range(3)]
+    files = draw([*cells_, record(task="hard_recall")], tmp_path / "new")
+    assert [file.name for file in files] == [
+        f"{task}_{what}.png" for task in ("hard_recall", "noisy_long_recall") for what in ("writes", "state")
+    ]
+    assert all(file.read_bytes().startswith(b"\x89PNG") for file in files)
+    with pytest.raises(UserError, match="no cells"):
+        draw([], tmp_path)
 
 
 def test_intervals_are_students_and_one_seed_has_none():
