@@ -80,12 +80,21 @@ class Presets:
     """List the presets and how many cells each has."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Speed:
+    """Time a gradient step of the chunked scan and of the step-by-step loop, interleaved."""
+
+    rounds: Annotated[int, _text("steps of each", "INT")] = 20
+    batch: Annotated[int, _text("episodes a step", "INT")] = 64
+
+
 COMMANDS: dict[str, type] = {
     "sweep": Sweep,
     "table": Table,
     "figures": Figures,
     "verify": Verify,
     "floors": Floors,
+    "speed": Speed,
     "presets": Presets,
 }
 
@@ -98,6 +107,7 @@ def run(command: Any) -> int:
         Figures: _figures,
         Verify: _verify,
         Floors: _floors,
+        Speed: _speed,
         Presets: _presets,
     }
     return runners[type(command)](command)
@@ -204,6 +214,23 @@ def _floors(_: Floors) -> int:
         sys.stdout.write(
             f"{name:<18} {floors.events:>5.2f}x {floors.skip:>22.2f}x {floors.default:>20.2f}x\n"
         )
+    return 0
+
+
+def _speed(command: Speed) -> int:
+    from aura_ros.bench.recall.speed import measure
+    from aura_ros.bench.recall.tasks import MAIN
+
+    for option, value in (("rounds", command.rounds), ("batch", command.batch)):
+        if value < 1:
+            raise UserError(f"{option} {value} is not allowed; it must be 1 or more")
+    sys.stdout.write("N   chunked ms   step by step ms   ratio   CPU-min for 4,000 steps\n")
+    for speed in measure(MAIN, (16, 32, 64), command.batch, command.rounds):
+        sys.stdout.write(
+            f"{speed.state_dim:<4}{1e3 * speed.chunked_s:>9.1f} {1e3 * speed.stepwise_s:>17.1f} {speed.ratio:>8.2f}x"
+            f" {4000 * speed.chunked_s / 60:>12.1f}\n"
+        )
+        sys.stdout.flush()
     return 0
 
 

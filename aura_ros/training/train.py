@@ -61,27 +61,40 @@ def train(
     loss_of = Objective(objective, config.steps)
     opened = config.open_until > 0 and module.config.variant in GATED_VARIANTS
     for step, episodes in zip(range(config.steps), batches(config, task), strict=False):
-        for group in optimiser.param_groups:
-            group["lr"] = learning_rate(step, config.steps, config.lr, config.warmup, config.lr_floor)
-        inputs, targets = torch.from_numpy(episodes.observations), torch.from_numpy(episodes.targets)
         opened = opened and not loss_of.running_ce < config.open_until
-        done = rollout(module, inputs, config, opened)
-        asked = targets >= 0
-        logits, mu, logvar = module.head(done.reads[asked])
-        loss = loss_of(step, logits, targets[asked], mu, logvar, done.soft, done.gate)
-        total = loss.total
-        if module.config.variant is Variant.LEARNED_TOKEN_GATE:
-            total = total + token_gate_loss(
-                module, done, torch.from_numpy(episodes.tokens), config.token_rate
-            )
-        optimiser.zero_grad(set_to_none=True)
-        total.backward()
-        torch.nn.utils.clip_grad_norm_(trained, config.clip)
-        optimiser.step()
-        with torch.no_grad():
-            accuracy = float((logits.argmax(-1) == targets[asked]).float().mean())
-        report(Progress(step + 1, loss.cross_entropy, loss.write_rate, accuracy))
+        report(gradient_step(module, optimiser, loss_of, config, step, episodes, opened))
     return module.eval()
+
+
+def gradient_step(
+    module: MemoryModule,
+    optimiser: torch.optim.Optimizer,
+    loss_of: Objective,
+    config: TrainConfig,
+    step: int,
+    episodes: Episodes,
+    opened: bool,
+) -> Progress:
+    """One batch forward, backward, and into the weights; opened: with the gate held open."""
+    for group in optimiser.param_groups:
+        group["lr"] = learning_rate(step, config.steps, config.lr, config.warmup, config.lr_floor)
+    inputs, targets = torch.from_numpy(episodes.observations), torch.from_numpy(episodes.targets)
+    done = rollout(module, inputs, config, opened)
+    asked = targets >= 0
+    logits, mu, logvar = module.head(done.reads[asked])
+    loss = loss_of(step, logits, targets[asked], mu, logvar, done.soft, done.gate)
+    total = loss.total
+    if module.config.variant is Variant.LEARNED_TOKEN_GATE:
+        total = total + token_gate_loss(module, done, torch.from_numpy(episodes.tokens), config.token_rate)
+    optimiser.zero_grad(set_to_none=True)
+    total.backward()
+    torch.nn.utils.clip_grad_norm_(
+        [p for group in optimiser.param_groups for p in group["params"]], config.clip
+    )
+    optimiser.step()
+    with torch.no_grad():
+        accuracy = float((logits.argmax(-1) == targets[asked]).float().mean())
+    return Progress(step + 1, loss.cross_entropy, loss.write_rate, accuracy)
 
 
 def rollout(module: MemoryModule, inputs: Tensor, config: TrainConfig, opened: bool) -> Sequence:

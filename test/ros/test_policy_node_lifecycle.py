@@ -189,7 +189,7 @@ def test_a_failed_warm_up_leaves_the_node_inactive_with_the_reason(ros, monkeypa
     node = make_policy(ros, start=False, **LOCKSTEP)
     assert node.trigger_configure() == SUCCESS
 
-    def fail():
+    def fail(instruction):
         raise error
 
     with monkeypatch.context() as patch:

@@ -338,7 +338,7 @@ def test_a_second_activation_during_a_slow_query_waits_for_it(running, monkeypat
     driver.query(0)
     entered, release = held(policy, monkeypatch)
     warm_up, warmed = policy.warm_up, []
-    monkeypatch.setattr(policy, "warm_up", lambda: (warmed.append(release.is_set()), warm_up()))
+    monkeypatch.setattr(policy, "warm_up", lambda text: (warmed.append(release.is_set()), warm_up(text)))
     driver.send(stamp_of(1))
     running.ros.spin_until(entered.is_set, what="inference")
     assert node.trigger_deactivate() == TransitionCallbackReturn.SUCCESS
