@@ -15,6 +15,8 @@ def _end(_number: int, _frame: FrameType | None) -> None:
 def main() -> None:
     """Entry point of the `aura` command."""
     signal.signal(signal.SIGINT, _end)
+    # As in the nodes (see there), before NumPy is imported; torch's threads are another matter.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if sys.stdout is None:  # closed by the caller
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (lives as long as the process)
     # A terminal that cannot show a character must not end the program.
