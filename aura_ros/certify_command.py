@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import sys
 from pathlib import Path
@@ -75,9 +74,9 @@ def run_certify(command: Certify) -> int:
     else:
         numbers = _checkpoint(command) if command.bag is None else _bag(command)
     if command.json is not None:
-        from aura_ros.bench.recall.store import write_text
+        from aura_ros.files import write_json
 
-        write_text(command.json, json.dumps(numbers, indent=1) + "\n")
+        write_json(command.json, numbers)
     return 0
 
 

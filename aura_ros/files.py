@@ -16,14 +16,22 @@ LFS_POINTER = b"version https://git-lfs"
 
 def write_json(path: Path, value: Any) -> None:
     """Write the file whole or not at all. Raises `UserError` if it cannot be."""
+    write_text(path, json.dumps(value, indent=2) + "\n", "json ")
+
+
+def write_text(path: Path, text: str, what: str = "") -> None:
+    """Write the file whole or not at all, on the disk when this returns. Raises `UserError` if it cannot be."""
     # A name of its own, so that two runs with one file do not write into each other's.
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
     try:
-        temporary.write_text(json.dumps(value, indent=2) + "\n")
+        with temporary.open("w") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
         os.replace(temporary, path)
     except OSError as error:
         raise UserError(
-            f"json '{path}' cannot be written ({error.strerror}); give a file in a folder you may write"
+            f"{what}'{path}' cannot be written ({error.strerror}); give a file in a folder you may write, with room"
         ) from error
     finally:
         temporary.unlink(missing_ok=True)

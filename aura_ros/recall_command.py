@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,6 +19,7 @@ from rich.progress import (
 )
 
 from aura_ros.errors import UserError
+from aura_ros.files import write_json
 
 
 def _text(help_text: str, metavar: str) -> Any:
@@ -166,13 +166,13 @@ def _sweep(command: Sweep) -> int:
 
 
 def _table(command: Table) -> int:
-    from aura_ros.bench.recall.store import read_lines, write_text
+    from aura_ros.bench.recall.store import read_lines
     from aura_ros.bench.recall.table import markdown, rows
 
     table = rows(read_lines(command.folder))
     sys.stdout.write(markdown(table))
     if command.json is not None:
-        write_text(command.json, json.dumps([dataclasses.asdict(row) for row in table], indent=1) + "\n")
+        write_json(command.json, [dataclasses.asdict(row) for row in table])
     return 0
 
 

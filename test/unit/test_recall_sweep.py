@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from aura_ros import files
 from aura_ros.bench.recall import scores
-from aura_ros.bench.recall import store as store_module
 from aura_ros.bench.recall.cells import Cell, run_cell
 from aura_ros.bench.recall.figures import draw
 from aura_ros.bench.recall.presets import PRESETS, preset_cells
@@ -122,7 +122,7 @@ def test_a_full_disk_leaves_no_half_cell(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, os.strerror(28))
 
-    monkeypatch.setattr(store_module.os, "fsync", full)
+    monkeypatch.setattr(files.os, "fsync", full)
     with pytest.raises(UserError, match="No space left") as refused:
         run_sweep(cells(seeds=[0], variants=["no_memory"]), tmp_path, jobs=1)
     assert "\n" not in str(refused.value)
@@ -219,11 +219,11 @@ def test_the_paper_stands_beside_ours_and_dense_is_compared_by_pairs():
 def test_figures_are_pictures_of_every_task_and_need_cells(tmp_path):
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     cells_ = [record(seed=s) for s in range(3)] + [record("no_memory", s, 0.25, 0.0) for s in range(3)]
-    files = draw([*cells_, record(task="hard_recall")], tmp_path / "new")
-    assert [file.name for file in files] == [
+    drawn = draw([*cells_, record(task="hard_recall")], tmp_path / "new")
+    assert [file.name for file in drawn] == [
         f"{task}_{what}.png" for task in ("hard_recall", "noisy_long_recall") for what in ("writes", "state")
     ]
-    assert all(file.read_bytes().startswith(b"\x89PNG") for file in files)
+    assert all(file.read_bytes().startswith(b"\x89PNG") for file in drawn)
     with pytest.raises(UserError, match="no cells"):
         draw([], tmp_path)
 

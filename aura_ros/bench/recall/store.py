@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import uuid
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from aura_ros.bench.recall.cells import FORMAT, Cell
 from aura_ros.errors import UserError
+from aura_ros.files import write_text
 
 LINES = "cells.jsonl"
 # What a line leaves out of a cell's file.
@@ -108,20 +107,3 @@ def read_lines(folder: str | Path) -> list[dict[str, Any]]:
             )
         records.append(record)
     return records
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all. Raises UserError if it cannot be."""
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.partial")
-    try:
-        with temporary.open("w") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        raise UserError(
-            f"'{path}' cannot be written ({error.strerror}); make room or give another folder"
-        ) from error
-    finally:
-        temporary.unlink(missing_ok=True)
