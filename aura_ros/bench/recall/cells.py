@@ -89,10 +89,23 @@ class Cell:
 
     @property
     def key(self) -> str:
-        """A file name: readable, and unique by a hash over everything."""
-        digest = hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:8]
+        """A file name: readable, and unique by a hash over all that differs from the defaults.
+
+        So a new field with a default renames nothing; `Store.missing` compares the whole configuration.
+        """
+        changed = _differences(self.to_dict(), Cell().to_dict())
+        digest = hashlib.sha256(json.dumps(changed, sort_keys=True).encode()).hexdigest()[:8]
         length = f"-T{self.task_steps}" if self.task_steps else ""
         return f"{self.task}{length}-{self.variant}-N{self.state_dim}-{self.label}-s{self.seed}-{digest}"
+
+
+def _differences(values: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    """What of nested plain values is not the default."""
+    return {
+        name: _differences(value, defaults[name]) if isinstance(value, dict) else value
+        for name, value in values.items()
+        if value != defaults[name]
+    }
 
 
 def run_cell(

@@ -50,9 +50,13 @@ class Store:
                 left.append(cell)
                 continue
             try:
-                read_record(path)
+                record = read_record(path)
             except UserError as problem:
                 warn(f"{problem}; it is computed again")
+                left.append(cell)
+                continue
+            if Cell.from_dict(record["config"]) != cell:
+                warn(f"'{path}' was trained with other defaults; it is computed again")
                 left.append(cell)
         return left
 
