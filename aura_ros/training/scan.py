@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from aura_ros.memory.config import ALWAYS_WRITE_VARIANTS, GATED_VARIANTS, Variant
 from aura_ros.memory.module import NORM_EPSILON, STATISTICS_EPSILON, STATISTICS_MOMENTUM, MemoryModule
+from aura_ros.training.scan_numpy import scan_gates_numpy
 
 CHUNK = 128
 
@@ -58,7 +59,7 @@ def run_sequence(
         q = functional.normalize(q, dim=-1, eps=NORM_EPSILON)
         k = functional.normalize(k, dim=-1, eps=NORM_EPSILON)
     if config.variant in GATED_VARIANTS:
-        fired, previous, surprise = scan_gates(module, z, q, k, v, noise, force)
+        fired, previous, surprise = _scan(module, z, q, k, v, noise, force)
         seen = torch.cat([z, previous, surprise[..., None]], dim=-1)
         logit = module.gate(seen).squeeze(-1)
         soft = torch.sigmoid((logit if noise is None else logit + noise) / config.temperature)
@@ -132,6 +133,25 @@ def scheduled(module: MemoryModule, like: Tensor, force: Tensor | None = None) -
     if config.variant is Variant.RANDOM_WRITE:
         return torch.rand(batch, steps) < config.write_rate
     return (torch.arange(steps) % config.write_interval == 0).expand(batch, steps)
+
+
+def _scan(
+    module: MemoryModule,
+    z: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    noise: Tensor | None,
+    force: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`scan_gates` where the tensors are; on a CPU in NumPy, which shares their memory."""
+    if z.device.type != "cpu":
+        return scan_gates(module, z, q, k, v, noise, force)
+    arrays = (x.detach().numpy() for x in (z, q, k, v))
+    fired, previous, surprise = scan_gates_numpy(
+        module, *arrays, *(None if x is None else x.numpy() for x in (noise, force))
+    )
+    return torch.from_numpy(fired), torch.from_numpy(previous), torch.from_numpy(surprise)
 
 
 @torch.no_grad()

@@ -9,7 +9,8 @@ import torch
 from aura_ros.bench.recall.tasks import MAIN
 from aura_ros.memory.config import MemoryConfig, Variant
 from aura_ros.memory.module import MemoryModule, logistic_noise
-from aura_ros.training.scan import delta_rule, run_sequence, run_stepwise
+from aura_ros.training.scan import delta_rule, run_sequence, run_stepwise, scan_gates
+from aura_ros.training.scan_numpy import scan_gates_numpy
 
 FAST = [v for v in Variant if v not in (Variant.FULL_RECURRENCE, Variant.NO_MEMORY, Variant.RANDOM_WRITE)]
 
@@ -59,6 +60,28 @@ def test_chunked_equals_stepwise_with_its_gradients(variant, chunk, normalise):
             )
             compared += 1
     assert compared == (13 if gated else 9)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.1, 0.5, 1.0])
+@pytest.mark.parametrize("ready", [False, True])
+def test_the_numpy_scan_equals_the_tensors_scan(rate, ready):
+    one, two = memory(gate_bias_init=0.2), memory(gate_bias_init=0.2)
+    for module in (one, two):
+        module.surprise_ready.fill_(float(ready))
+    rng = np.random.default_rng(4)
+    z, q, k, v = (torch.from_numpy(rng.standard_normal((5, 70, n))) * 0.3 for n in (64, 12, 12, 10))
+    noise = torch.from_numpy(rng.logistic(size=(5, 70)))
+    forced = torch.from_numpy(rng.random((5, 70)) < rate)
+    for force in (None, forced):
+        mine = scan_gates_numpy(
+            one, *(x.numpy() for x in (z, q, k, v, noise)), None if force is None else force.numpy()
+        )
+        twin = scan_gates(two, z, q, k, v, noise, force)
+        np.testing.assert_array_equal(mine[0], twin[0].numpy())
+        for a, b in zip(mine[1:], twin[1:], strict=True):
+            np.testing.assert_allclose(a, b.numpy(), rtol=0, atol=1e-12)
+        for name in ("surprise_mean", "surprise_variance", "surprise_ready"):
+            assert float(getattr(one, name)) == pytest.approx(float(getattr(two, name)), rel=0, abs=1e-12)
 
 
 def test_a_forced_gate_writes_and_keeps_its_gradient():
