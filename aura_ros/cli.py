@@ -87,6 +87,11 @@ Sim = dataclasses.make_dataclass(
             dataclasses.field(default=False),
         ),
         (
+            "record_latents",
+            Annotated[bool, tyro.conf.arg(help="publish and record the policy's hidden states too")],
+            dataclasses.field(default=False),
+        ),
+        (
             "json",
             Annotated[Path | None, _help("write the summary to this file", "PATH", "none")],
             dataclasses.field(default=None),
@@ -188,6 +193,7 @@ def run_sim(command: Any) -> int:
         policy=read_options(vars(command), PolicyNodeConfig, POLICY_OPTIONS, NOT_GIVEN),
         record=command.record,
         record_images=command.record_images,
+        record_latents=command.record_latents,
         json_path=command.json,
         sim_python=command.sim_python,
     )

@@ -64,6 +64,7 @@ def run_sim(
     policy: dict[str, Any],
     record: Path | None,
     record_images: bool,
+    record_latents: bool,
     json_path: Path | None,
     sim_python: str | None,
 ) -> int:
@@ -112,8 +113,13 @@ def run_sim(
                     "policy_node": {
                         **{k.replace("__", "."): v for k, v in policy.items()},
                         "wait_for_recorder": "gate_recorder",
+                        "publish_latent": record_latents,
                     },
-                    "gate_recorder": {"output": str(bag), "record_images": record_images},
+                    "gate_recorder": {
+                        "output": str(bag),
+                        "record_images": record_images,
+                        "record_latents": record_latents,
+                    },
                 },
                 sim_python=python,
             )

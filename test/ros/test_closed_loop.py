@@ -156,7 +156,8 @@ def episode(ros_domain, tmp_path_factory):
     if not _episodes:
         folder = tmp_path_factory.mktemp("episode")
         bag, summary = str(folder / "bag"), str(folder / "summary.json")
-        run = AuraSim(folder, "--max-steps", "80", "--record", bag, "--json", summary, "--record-images")
+        too = ("--record-images", "--record-latents")
+        run = AuraSim(folder, "--max-steps", "80", "--record", bag, "--json", summary, *too)
         try:
             run.wait()
         finally:
@@ -189,6 +190,15 @@ def test_real_episode_has_one_gate_event_of_constant_state_per_query(episode):
     assert {e.state_bytes for e in events} == {4224}
     assert len({e.epoch for e in events}) == 1
     assert [e.sequence for e in events] == [sequence for _, sequence, _ in chunks(bag)] == list(range(10))
+
+
+@needs_libero
+def test_real_episode_has_the_hidden_state_of_every_memory_step(episode):
+    latents = messages(episode.folder / "bag", "/policy_node/latent")
+    assert [latent.step for latent in latents] == list(range(1, 11))
+    states = np.stack([np.asarray(latent.data) for latent in latents])
+    assert np.isfinite(states).all()
+    assert not np.array_equal(states[0], states[-1])
 
 
 @needs_libero
