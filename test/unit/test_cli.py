@@ -281,9 +281,7 @@ OF_THE_LAUNCH_FILE = {"record", "namespace", "sim_python"}
 def test_launch_file_and_command_line_have_the_same_options():
     of_the_command = {f.name for f in dataclasses.fields(cli.Sim)}
     shared = {*SIM_OPTIONS, *POLICY_OPTIONS}
-    assert of_the_command == shared | {
-        *("record", "record_images", "record_latents", "json", "sim_python")
-    }
+    assert of_the_command == shared | {*("record", "record_images", "record_latents", "json", "sim_python")}
     tree = ast.parse((ROOT / "launch" / "libero_sim.launch.py").read_text())
     imported = {
         alias.name
