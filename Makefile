@@ -13,7 +13,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 help:
 	@echo "make demo         one real LIBERO episode through ROS 2; leaves a bag under runs/"
 	@echo "make test         the test suite (about 10 minutes on 2 cores)"
-	@echo "make test-all     the same with the slow tests"
+	@echo "make test-all     the same with the slow tests; installs Ray for them"
 	@echo "make test-launch LAUNCH_SRC=DIR   launch tests against the launch sources in DIR"
 	@echo "make lint         ruff and mypy"
 
@@ -24,6 +24,8 @@ test: install
 	$(PY) -m pytest -m "not slow"
 
 test-all: install
+	$(PY) tools/requirements.py ray > $(VENV)/requirements-all.txt
+	$(PY) -m pip install -q -c constraints.txt -r $(VENV)/requirements-all.txt
 	$(PY) -m pytest
 
 test-launch: install

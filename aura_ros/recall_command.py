@@ -3,114 +3,61 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import tyro
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
+from aura_ros.bench.recall.options import (
+    COMMANDS,
+    Counts,
+    Eval,
+    Figures,
+    Floors,
+    Presets,
+    Speed,
+    Sweep,
+    Table,
+    Train,
+    Verify,
 )
-
 from aura_ros.errors import UserError
 from aura_ros.files import write_json
+from aura_ros.preflight import check_json
 
-
-def _text(help_text: str, metavar: str) -> Any:
-    return tyro.conf.arg(help=help_text, metavar=metavar)
-
-
-Folder = Annotated[Path, tyro.conf.Positional, _text("folder of a sweep", "DIR")]
-
-
-@dataclasses.dataclass(frozen=True)
-class Sweep:
-    """Train the cells of a preset that a folder lacks; interrupt and run again to go on."""
-
-    preset: Annotated[str, _text("see `aura recall presets`", "NAME")] = "paper-main"
-    out: Annotated[Path, _text("folder of the results", "DIR")] = Path("runs/recall")
-    seeds: Annotated[str, _text("comma separated; empty: all of the preset", "0,1,...")] = ""
-    budget: Annotated[str, _text("state sizes N, comma separated; empty: all", "16,32,...")] = ""
-    variants: Annotated[str, _text("comma separated; empty: all", "NAME,...")] = ""
-    steps: Annotated[int, _text("gradient steps; 0: the preset's own", "INT")] = 0
-    jobs: Annotated[int, _text("processes; 0: one for each core", "INT")] = 0
-    engine: Annotated[
-        str, _text("processes, or ray (the cluster at RAY_ADDRESS, or a local one)", "NAME")
-    ] = "processes"
-
-
-@dataclasses.dataclass(frozen=True)
-class Table:
-    """Ours beside the paper's, every seed counted; reads only the folder's cells.jsonl."""
-
-    folder: Folder
-    json: Annotated[Path | None, _text("write the rows to this file", "PATH")] = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Figures:
-    """Draw accuracy against writes and against the size of the state, from the folder's cells.jsonl."""
-
-    folder: Folder
-    out: Annotated[Path, _text("folder of the pictures", "DIR")] = Path("runs/figures")
-
-
-@dataclasses.dataclass(frozen=True)
-class Verify:
-    """Compute randomly chosen cells again from their checkpoints and compare; exit status 1 if one differs."""
-
-    folder: Annotated[Path, tyro.conf.Positional, _text("folder of a sweep", "DIR")] = Path("results")
-    count: Annotated[int, _text("how many", "INT")] = 3
-    seed: Annotated[int, _text("of the choice", "INT")] = 0
-
-
-@dataclasses.dataclass(frozen=True)
-class Floors:
-    """Count the writes that no memory can do without, on the evaluation episodes of each task."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Presets:
-    """List the presets and how many cells each has."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Speed:
-    """Time a gradient step of the chunked scan and of the step-by-step loop, interleaved."""
-
-    rounds: Annotated[int, _text("steps of each", "INT")] = 20
-    batch: Annotated[int, _text("episodes a step", "INT")] = 64
-
-
-COMMANDS: dict[str, type] = {
-    "sweep": Sweep,
-    "table": Table,
-    "figures": Figures,
-    "verify": Verify,
-    "floors": Floors,
-    "speed": Speed,
-    "presets": Presets,
-}
+__all__ = ["COMMANDS", "run"]
 
 
 def run(command: Any) -> int:
-    """Run one of `COMMANDS`; returns the exit status."""
+    """Run one of `COMMANDS`; returns the exit status. Raises UserError for what was given wrong."""
     runners: dict[type, Any] = {
         Sweep: _sweep,
+        Train: _train,
+        Eval: _eval,
         Table: _table,
         Figures: _figures,
         Verify: _verify,
         Floors: _floors,
+        Counts: _counts,
         Speed: _speed,
         Presets: _presets,
     }
-    return runners[type(command)](command)
+    # Before minutes of work whose numbers could not be kept.
+    if (path := getattr(command, "json", None)) is not None:
+        check_json(path)
+    status: int = runners[type(command)](command)
+    return status
+
+
+def _write(path: Path | None, numbers: Any) -> None:
+    if path is not None:
+        from aura_ros.bench.recall.table import plain
+
+        write_json(path, plain(numbers))
+
+
+def _names(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",")] if text.strip() else []
 
 
 def _numbers(option: str, text: str) -> list[int] | None:
@@ -123,6 +70,7 @@ def _numbers(option: str, text: str) -> list[int] | None:
 
 
 def _sweep(command: Sweep) -> int:
+    from aura_ros.bench.recall.clock import progress
     from aura_ros.bench.recall.presets import preset_cells
     from aura_ros.bench.recall.sweep import ENGINES, run_sweep
 
@@ -131,27 +79,19 @@ def _sweep(command: Sweep) -> int:
             raise UserError(f"{option} {value} is not allowed; it must be 0 or more")
     if command.engine not in ENGINES:
         raise UserError(f"engine '{command.engine}' is unknown; choose one of: {', '.join(ENGINES)}")
+    if command.preset == "floors":
+        return _floors_of_a_folder(command)
     cells = preset_cells(
         command.preset,
         seeds=_numbers("seeds", command.seeds),
         budgets=_numbers("budget", command.budget),
-        variants=[v.strip() for v in command.variants.split(",")] if command.variants.strip() else None,
+        variants=_names(command.variants) or None,
         steps=command.steps or None,
     )
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
-    )  # fmt: skip
-    with Progress(*columns, console=console, disable=not console.is_terminal) as shown:
-        bar = shown.add_task(command.preset, total=len(cells))
+    with progress(command.preset, len(cells)) as shown:
 
         def report(done: int, total: int, record: dict[str, Any]) -> None:
-            shown.update(bar, completed=done)
-            line = (
-                f"{done}/{total} {record['key']}: accuracy {record['accuracy']:.4f}, writes "
-                f"{100 * record['write_rate']:.2f} %, {record['cpu_s'] / 60:.1f} CPU-min"
-            )
-            shown.console.print(line, highlight=False, soft_wrap=True)
+            shown.item(done, f"{record['key']}: {_result(record)}, {record['cpu_s'] / 60:.1f} CPU-min")
 
         trained = run_sweep(
             cells,
@@ -159,61 +99,172 @@ def _sweep(command: Sweep) -> int:
             jobs=command.jobs,
             engine=command.engine,
             report=report,
-            warn=lambda text: shown.console.print(f"note: {text}", highlight=False, soft_wrap=True),
+            warn=lambda text: shown.say(f"note: {text}"),
         )
     sys.stdout.write(f"{command.out}: {len(cells)} cells, {trained} trained now\n")
     return 0
 
 
-def _table(command: Table) -> int:
-    from aura_ros.bench.recall.store import read_lines
-    from aura_ros.bench.recall.table import markdown, rows
+def _result(record: dict[str, Any]) -> str:
+    return f"accuracy {record['accuracy']:.4f}, writes {100 * record['write_rate']:.2f} %"
 
-    table = rows(read_lines(command.folder))
-    sys.stdout.write(markdown(table))
-    if command.json is not None:
-        write_json(command.json, [dataclasses.asdict(row) for row in table])
+
+def _floors_of_a_folder(command: Sweep) -> int:
+    """The preset that trains nothing: what is counted goes to the folder of the results."""
+    given = [name for name in ("seeds", "budget", "variants", "steps") if getattr(command, name)]
+    if given:
+        raise UserError(f"{given[0]} has no meaning for preset 'floors', which counts and trains nothing")
+    try:
+        command.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"'{command.out}' cannot be written ({error.strerror}); give a folder you may write"
+        ) from error
+    return run(Floors(json=command.out / "floors.json"))
+
+
+def _train(command: Train) -> int:
+    from aura_ros.bench.recall.cells import run_cell
+    from aura_ros.bench.recall.clock import progress
+    from aura_ros.bench.recall.single import make_cell
+
+    cell = make_cell(
+        task=command.task,
+        variant=command.variant,
+        state_dim=command.budget,
+        seed=command.seed,
+        recipe=command.recipe,
+        objective=command.objective,
+        steps=command.steps,
+        batch=command.batch,
+        length=command.length,
+        event=command.event,
+        engine=command.engine,
+    )
+    out = command.out or Path("runs/recall") / f"{cell.key}.safetensors"
+    record_file = out.with_suffix(".json")
+    _check_out(out, record_file, make=command.out is None)
+    with progress("training", cell.train.steps) as shown:
+        record = run_cell(cell, out, lambda done, total: shown.step(done, cell.key))
+    write_json(record_file, record)
+    sys.stdout.write(f"{out}: {_result(record)}, {record['cpu_s']:.0f} CPU-s; record: {record_file}\n")
+    return 0
+
+
+def _check_out(out: Path, record: Path, make: bool) -> None:
+    """Raises UserError unless both files can be made and hide nothing; make: the folder too."""
+    if out.suffix != ".safetensors":
+        raise UserError(f"out '{out}' is no checkpoint's name; give one that ends in .safetensors")
+    for path in (out, record):
+        if path.exists():
+            raise UserError(f"out '{path}' exists; give another name or remove it")
+    folder = out.parent
+    try:
+        if make:
+            folder.mkdir(parents=True, exist_ok=True)
+        check_json(record)
+    except (OSError, UserError) as error:
+        reason = getattr(error, "strerror", None) or "no folder there that you may write"
+        raise UserError(
+            f"out '{out}' cannot be written ({reason}); give a file in a folder you may write"
+        ) from error
+
+
+def _eval(command: Eval) -> int:
+    from aura_ros.bench.recall.single import judge_checkpoint
+
+    found = judge_checkpoint(
+        command.checkpoint,
+        task=command.task,
+        steps=command.steps,
+        event=command.event,
+        episodes=command.episodes,
+        say=lambda text: _say(text + "\n"),
+    )
+    sys.stdout.write(found.text())
+    _write(command.json, found.numbers())
+    return 0
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(text)
+    sys.stderr.flush()
+
+
+def _table(command: Table) -> int:
+    from aura_ros.bench.recall.reports import sections
+    from aura_ros.bench.recall.table import markdown, read_cells, row_numbers, rows
+
+    records = read_cells(command.folder)
+    further = sections(records, _names(command.only))
+    table = [] if command.only else rows(records)
+    sys.stdout.write(
+        "\n".join([*([markdown(table)] if table else []), *(s.markdown() for s in further.values())])
+    )
+    numbers = {name: section.numbers for name, section in further.items()}
+    _write(command.json, {"rows": [row_numbers(row) for row in table], "sections": numbers})
     return 0
 
 
 def _figures(command: Figures) -> int:
     from aura_ros.bench.recall.figures import draw
-    from aura_ros.bench.recall.store import read_lines
+    from aura_ros.bench.recall.table import read_cells
 
-    records = read_lines(command.folder)
-    try:
-        files = draw(records, command.out)
-    except OSError as error:
-        raise UserError(
-            f"'{command.out}' cannot be written ({error.strerror}); give a folder you may write"
-        ) from error
-    sys.stdout.writelines(f"{path}\n" for path in files)
+    records = read_cells(command.folder)
+    checkpoints = (command.folder if command.folder.is_dir() else command.folder.parent) / "checkpoints"
+    only = _numbers("only", command.only) or ()
+    sys.stdout.writelines(f"{path}\n" for path in draw(records, command.out, checkpoints, only))
     return 0
 
 
 def _verify(command: Verify) -> int:
+    from aura_ros.bench.recall.table import read_cells
     from aura_ros.bench.recall.verify import verify
 
-    different = 0
+    read_cells(command.folder)
+    checks = []
     for check in verify(command.folder, command.count, command.seed):
-        different += not check.equal
+        checks.append({**dataclasses.asdict(check), "equal": check.equal})
         word = "equal" if check.equal else "DIFFERENT"
         sys.stdout.write(
             f"{word:<9} {check.key}: accuracy {check.accuracy:.6f} (recorded {check.recorded_accuracy:.6f}), writes "
             f"{check.write_rate:.6f} (recorded {check.recorded_write_rate:.6f})\n"
         )
-    return 1 if different else 0
+        sys.stdout.flush()
+    _write(command.json, checks)
+    return 0 if all(check["equal"] for check in checks) else 1
 
 
-def _floors(_: Floors) -> int:
+def _floors(command: Floors) -> int:
     from aura_ros.bench.recall.tasks import TASKS, evaluation_episodes, write_floors
 
+    numbers = {}
     sys.stdout.write("task               events  skipping redundant ones  with a default value\n")
     for name, task in TASKS.items():
         floors = write_floors(evaluation_episodes(task))
+        numbers[name] = dataclasses.asdict(floors)
         sys.stdout.write(
             f"{name:<18} {floors.events:>5.2f}x {floors.skip:>22.2f}x {floors.default:>20.2f}x\n"
         )
+    _write(command.json, numbers)
+    return 0
+
+
+def _counts(command: Counts) -> int:
+    # Its C++ part writes a line to standard error for every profile.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    from aura_ros.bench.recall.clock import progress
+    from aura_ros.bench.recall.counts import SOURCES, counts, table
+    from aura_ros.memory.config import Variant
+
+    sizes = _numbers("budget", command.budget) or []
+    found = []
+    with progress("counting", len(sizes) * len(Variant)) as shown:
+        for count in counts(command.batch, sizes, command.device):
+            found.append(count)
+            shown.step(len(found), f"{count.variant} N = {count.state_dim}")
+    sys.stdout.write(table(found, command.batch, command.device))
+    _write(command.json, {"batch": command.batch, "peaks": SOURCES[command.device], "counts": found})
     return 0
 
 
@@ -224,20 +275,27 @@ def _speed(command: Speed) -> int:
     for option, value in (("rounds", command.rounds), ("batch", command.batch)):
         if value < 1:
             raise UserError(f"{option} {value} is not allowed; it must be 1 or more")
+    numbers = []
     sys.stdout.write("N   chunked ms   step by step ms   ratio   CPU-min for 4,000 steps\n")
     for speed in measure(MAIN, (16, 32, 64), command.batch, command.rounds):
+        numbers.append({**dataclasses.asdict(speed), "ratio": speed.ratio})
         sys.stdout.write(
             f"{speed.state_dim:<4}{1e3 * speed.chunked_s:>9.1f} {1e3 * speed.stepwise_s:>17.1f} {speed.ratio:>8.2f}x"
             f" {4000 * speed.chunked_s / 60:>12.1f}\n"
         )
         sys.stdout.flush()
+    _write(command.json, numbers)
     return 0
 
 
-def _presets(_: Presets) -> int:
+def _presets(command: Presets) -> int:
     from aura_ros.bench.recall.presets import PRESETS
 
+    numbers = []
     for name, make in PRESETS.items():
-        about = (make.__doc__ or "").strip().splitlines()[0]
-        sys.stdout.write(f"{name:<18} {len(make()):>4} cells  {about}\n")
+        about, cells = (make.__doc__ or "").strip().splitlines()[0], make()
+        numbers.append({"name": name, "cells": len(cells), "about": about, "keys": [c.key for c in cells]})
+        sys.stdout.write(f"{name:<18} {len(cells):>4} cells  {about}\n")
+    sys.stdout.write("floors                0 cells  The writes that no memory can do without, counted.\n")
+    _write(command.json, numbers)
     return 0

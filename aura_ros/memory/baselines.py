@@ -16,59 +16,34 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from aura_ros.config import check_fields, option
-from aura_ros.errors import UserError
+from aura_ros.memory.baseline_config import (
+    FLOAT_BYTES,
+    GATED_DELTA,
+    GROWING,
+    HEAVY_HITTERS,
+    KINDS,
+    WINDOW,
+    BaselineConfig,
+)
 from aura_ros.memory.module import NORM_EPSILON, ActionHead, mlp
 
-GROWING, WINDOW, HEAVY_HITTERS, GATED_DELTA = "growing_kv", "window_kv", "heavy_hitter_kv", "gated_delta_net"
-KINDS = (GROWING, WINDOW, HEAVY_HITTERS, GATED_DELTA)
-FLOAT_BYTES = 4
+__all__ = [
+    "GATED_DELTA",
+    "GROWING",
+    "HEAVY_HITTERS",
+    "KINDS",
+    "WINDOW",
+    "Baseline",
+    "BaselineConfig",
+    "Recalled",
+    "build_baseline",
+]
+
 # The age bias starts weak, for tasks whose answer may be long ago, and must be able to grow a hundredfold within a few
 # hundred steps of an optimiser that changes every number at the same speed.
 AGE_RATE = 4.0
-# Beside its key and value, a row of the heavy-hitter cache holds the mass it has drawn and the step it came from.
-HEAVY_EXTRA_BYTES = 8
-
-
-@dataclass(frozen=True)
-class BaselineConfig:
-    """Everything that fixes a baseline but its weights. Checked at construction; raises UserError naming the field.
-
-    budget: 4,224 bytes, the memory's state at N = 32, hold 16 rows of either cache at dk = dv = 32.
-    """
-
-    input_dim: int = option(6, "width of an observation", minimum=1, maximum=65_536)
-    out_dim: int = option(4, "classes to answer with", minimum=1, maximum=65_536)
-    kind: str = option(GROWING, "the core", choices=KINDS)
-    d_model: int = option(64, "width of the encoded observation", minimum=1, maximum=4096)
-    hidden: int = option(64, "width inside the encoder", minimum=1, maximum=4096)
-    dk: int = option(32, "width of a key", minimum=1, maximum=1024)
-    dv: int = option(32, "width of a value", minimum=1, maximum=1024)
-    budget: int = option(
-        4224, "bytes of window_kv and heavy_hitter_kv, batch 1, float32", minimum=16, maximum=2**31
-    )
-    sinks: int = option(4, "first steps that window_kv keeps for good", minimum=0, maximum=4096)
-    seed: int = option(0, "of the initial weights", minimum=0, maximum=2**31 - 1)
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        if self.kind in (WINDOW, HEAVY_HITTERS) and self.rows < 2:
-            raise UserError(
-                f"budget {self.budget} holds {self.rows} rows of {self.kind}; give 2 rows or more"
-            )
-        if self.kind == WINDOW and self.sinks >= self.rows:
-            raise UserError(f"sinks {self.sinks} must be fewer than the {self.rows} rows that budget allows")
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one step in a cache."""
-        extra = HEAVY_EXTRA_BYTES if self.kind == HEAVY_HITTERS else 0
-        return FLOAT_BYTES * (self.dk + self.dv) + extra
-
-    @property
-    def rows(self) -> int:
-        """Steps that the budget holds."""
-        return self.budget // self.row_bytes
+# Attention scores held at a time (64 MiB): a T x T matrix of a batch does not fit where T is long.
+SCORES_AT_ONCE = 2**24
 
 
 @dataclass(frozen=True)
@@ -151,22 +126,33 @@ class GrowingKV(Baseline):
         self.age_linear = nn.Parameter(torch.tensor(-4.0 / AGE_RATE))
         self.age_log = nn.Parameter(torch.tensor(-2.0 / AGE_RATE))
 
-    def scores(self, overlap: Tensor, ages: Tensor) -> Tensor:
-        """overlap: q k, any shape; ages: integers of a shape that fits it."""
-        ages = ages.clamp(min=0).to(overlap.dtype)
+    def bias(self, ages: Tensor) -> Tensor:
+        """What a row of an age, integers of any shape, has in its score beside q k / sqrt(dk)."""
+        ages = ages.clamp(min=0).to(self.age_log.dtype)
         linear, log = torch.exp(AGE_RATE * self.age_linear), torch.exp(AGE_RATE * self.age_log)
-        bias = linear * ages + log * torch.log1p(ages)
-        return overlap / math.sqrt(self.config.dk) - bias
+        return -(linear * ages + log * torch.log1p(ages))
 
-    def visible(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """What each step attends to, bool [T, T] or [B, T, T], and the ages it sees there, [T, T]."""
-        return _ages(k) >= 0, _ages(k)
+    def reach(self, rows: Tensor, first: int, last: int) -> Tensor:
+        """Of rows [B, T, ...] those that some of the steps first..last - 1 may attend to."""
+        return rows[:, :last]
+
+    def visible(self, steps: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
+        """What each of the steps, [n], attends to among the columns, [m]: bool [n, m], and the ages it sees there."""
+        ages = steps[:, None] - columns[None, :]
+        return ages >= 0, ages
 
     def all_at_once(self, z: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Plain masked attention."""
-        seen, ages = self.visible(q, k)
-        scores = self.scores(q @ k.transpose(1, 2), ages).masked_fill(~seen, -math.inf)
-        return torch.softmax(scores, dim=-1) @ v
+        """Plain masked attention, as many rows at a time as `SCORES_AT_ONCE` allows."""
+        q, step, reads = q / math.sqrt(self.config.dk), torch.arange(k.shape[1], device=k.device), []
+        for first, last in _parts(k.shape[1], k.shape[0] * k.shape[1]):
+            columns = self.reach(step[None], first, last)[0]
+            seen, ages = self.visible(step[first:last], columns)
+            keys, values = self.reach(k, first, last), self.reach(v, first, last)
+            # One pass over what all episodes have in common, and one over their own: scores are most of the work.
+            bias = self.bias(ages).masked_fill(~seen, -math.inf)
+            scores = torch.baddbmm(bias[None], q[:, first:last], keys.transpose(1, 2))
+            reads.append(torch.softmax(scores, dim=-1) @ values)
+        return torch.cat(reads, dim=1)
 
     def one_by_one(self, z: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """The cache is the list of rows."""
@@ -178,7 +164,7 @@ class GrowingKV(Baseline):
 
     def attend(self, q: Tensor, keys: Tensor, values: Tensor, ages: Tensor) -> tuple[Tensor, Tensor]:
         """Read [B, dv] and weights [B, n] of a query [B, dk] over n rows; ages: [n] or [B, n]."""
-        scores = self.scores(torch.einsum("bk,bnk->bn", q, keys), ages)
+        scores = torch.einsum("bk,bnk->bn", q, keys) / math.sqrt(self.config.dk) + self.bias(ages)
         weights = torch.softmax(scores, dim=-1)
         return torch.einsum("bn,bnv->bv", weights, values), weights
 
@@ -193,13 +179,18 @@ class WindowKV(GrowingKV):
     Ages are those within the cache, as there: a sink is as old as if the rows between had never been.
     """
 
-    def visible(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    def reach(self, rows: Tensor, first: int, last: int) -> Tensor:
+        """The sinks, and from the first step's window to the last step."""
+        sinks = self.config.sinks
+        start = max(first + 1 - (self.config.rows - sinks), sinks)
+        return torch.cat([rows[:, :sinks], rows[:, start:last]], dim=1)
+
+    def visible(self, steps: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
         """Sinks and window."""
         rows, sinks = self.config.rows, self.config.sinks
-        ages, step = _ages(k), torch.arange(k.shape[1], device=k.device)
-        sink = (step < sinks)[None]
+        ages, sink = steps[:, None] - columns[None, :], (columns < sinks)[None]
         seen = (ages >= 0) & (sink | (ages < rows - sinks))
-        return seen, torch.where(sink, torch.minimum(ages, rows - 1 - step[None]), ages)
+        return seen, torch.where(sink, torch.minimum(ages, rows - 1 - columns[None]), ages)
 
     def one_by_one(self, z: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """The oldest row that is no sink goes out when the cache is full."""
@@ -227,13 +218,31 @@ class HeavyHitterKV(GrowingKV):
     Which rows stay is decided without gradient; the reads over them have one.
     """
 
+    def all_at_once(self, z: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attention over what the cache holds at each step."""
+        held, reads = self.held(q, k), []
+        batch, length, rows = held.shape
+        everyone, step = (
+            torch.arange(batch, device=k.device)[:, None, None],
+            torch.arange(length, device=k.device),
+        )
+        for first, last in _parts(length, batch * rows * (self.config.dk + self.config.dv)):
+            steps = held[:, first:last]
+            at = steps.clamp(min=0)
+            bias = self.bias(step[first:last, None] - steps).masked_fill(steps < 0, -math.inf)
+            overlap = torch.einsum("btk,btrk->btr", q[:, first:last], k[everyone, at])
+            scores = overlap / math.sqrt(self.config.dk) + bias
+            reads.append(torch.einsum("btr,btrv->btv", torch.softmax(scores, dim=-1), v[everyone, at]))
+        return torch.cat(reads, dim=1)
+
     @torch.no_grad()
-    def visible(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Run the cache once for what it holds at each step."""
-        seen = torch.zeros(k.shape[0], k.shape[1], k.shape[1], dtype=torch.bool, device=k.device)
-        for t, (_, _, steps, _) in enumerate(self._walk(q, k, k)):
-            seen[:, t].scatter_(1, steps, True)
-        return seen, _ages(k)
+    def held(self, q: Tensor, k: Tensor) -> Tensor:
+        """Run the cache once for the steps it holds at each step, [B, T, rows]; -1 where it is not full yet."""
+        held = k.new_full((*k.shape[:2], self.config.rows), -1, dtype=torch.long)
+        # The values change nothing about what stays.
+        for t, (_, _, steps, _) in enumerate(self._walk(q, k, k[..., :0])):
+            held[:, t, : steps.shape[1]] = steps
+        return held
 
     def one_by_one(self, z: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Keys, values, drawn mass and step of each row are the cache."""
@@ -248,6 +257,7 @@ class HeavyHitterKV(GrowingKV):
         """Rows at each step: keys [B, n, dk], values [B, n, .], steps they came from [B, n], mass drawn [B, n]."""
         batch, length, _ = k.shape
         latest = max(self.config.rows // 2, 1)
+        others = torch.arange(self.config.rows - 1, device=k.device)
         keys, values = k[:, :0], v[:, :0]
         steps = torch.zeros(batch, 0, dtype=torch.long, device=k.device)
         mass = k.new_zeros(batch, 0)
@@ -255,8 +265,7 @@ class HeavyHitterKV(GrowingKV):
             if keys.shape[1] == self.config.rows:
                 # Rows are in the order of their steps, so the latest stand at the end.
                 victim = mass[:, : self.config.rows - latest + 1].argmin(dim=1)
-                kept = torch.ones_like(mass, dtype=torch.bool).scatter_(1, victim[:, None], False)
-                order = kept.nonzero()[:, 1].reshape(batch, -1)
+                order = others + (others >= victim[:, None])
                 keys, values = _rows(keys, order), _rows(values, order)
                 steps, mass = steps.gather(1, order), mass.gather(1, order)
             keys, values = torch.cat([keys, k[:, t, None]], 1), torch.cat([values, v[:, t, None]], 1)
@@ -346,10 +355,11 @@ def build_baseline(config: BaselineConfig) -> Baseline:
     return CORES[config.kind](config)
 
 
-def _ages(k: Tensor) -> Tensor:
-    """How many steps ago each step (column) was, seen from each (row): [T, T], negative for the future."""
-    step = torch.arange(k.shape[1], device=k.device)
-    return step[:, None] - step[None, :]
+def _parts(length: int, scores: int) -> Iterator[tuple[int, int]]:
+    """First and last (exclusive) of the steps that are done together, where each costs so many scores."""
+    count = max(SCORES_AT_ONCE // scores, 1)
+    for first in range(0, length, count):
+        yield first, min(first + count, length)
 
 
 def _rows(held: Tensor, order: Tensor) -> Tensor:

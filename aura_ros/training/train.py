@@ -1,4 +1,4 @@
-"""Train one memory on one task."""
+"""Train one memory, or a baseline of it, on one task."""
 
 from __future__ import annotations
 
@@ -11,13 +11,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from aura_ros.errors import UserError
+from aura_ros.memory.baseline_config import BaselineConfig
+from aura_ros.memory.baselines import Baseline, Recalled, build_baseline
 from aura_ros.memory.config import GATED_VARIANTS, MemoryConfig, Variant
 from aura_ros.memory.module import MemoryModule, logistic_noise
 from aura_ros.training.episodes import Episodes, Task
 from aura_ros.training.objective import Objective, ObjectiveConfig, learning_rate
 from aura_ros.training.scan import Sequence, run_sequence, run_stepwise, ungated
-from aura_ros.training.settings import TrainConfig
+from aura_ros.training.settings import ENGINES, TrainConfig
 
+# What can be trained.
+Memory = MemoryModule | Baseline
 # Training data comes in blocks of this many batches: one generator call for all of them.
 BLOCK = 20
 # Not 0..n, so that no training stream is an evaluation stream.
@@ -43,18 +48,50 @@ def batches(config: TrainConfig, task: Task) -> Iterator[Episodes]:
             yield block.slice(slice(start, start + config.batch))
 
 
+def build(config: MemoryConfig | BaselineConfig) -> Memory:
+    """Make the memory or the baseline that a configuration names, untrained."""
+    return build_baseline(config) if isinstance(config, BaselineConfig) else MemoryModule(config)
+
+
+def run_memory(
+    module: Memory,
+    inputs: Tensor,
+    *,
+    noise: Tensor | None = None,
+    force: Tensor | None = None,
+    engine: str = ENGINES[0],
+) -> Sequence | Recalled:
+    """Run any memory or baseline from its empty state over inputs [B, T, input_dim].
+
+    noise and force are for a gate, as in `run_sequence`; what has none ignores them. engine: as in `TrainConfig`.
+    """
+    chunked = engine == ENGINES[0]
+    if isinstance(module, Baseline):
+        return module.run_sequence(inputs) if chunked else module.run_stepwise(inputs)
+    if not module.config.has_fast_weights:
+        return ungated(module, inputs)
+    run = run_sequence if chunked else run_stepwise
+    return run(module, inputs, noise=noise, force=force)
+
+
 def train(
-    memory: MemoryConfig,
+    memory: MemoryConfig | BaselineConfig,
     task: Task,
     config: TrainConfig,
     objective: ObjectiveConfig,
     report: Callable[[Progress], None] = lambda progress: None,
-) -> MemoryModule:
-    """Train a memory; the same configurations give the same weights on one machine with one thread."""
+) -> Memory:
+    """Train a memory; the same configurations give the same weights on one machine with one thread.
+
+    Raises UserError for freeze_gate of what has no gate.
+    """
     torch.manual_seed(config.seed)
-    module = MemoryModule(memory)
+    module = build(memory)
     module.train()
     if config.freeze_gate:
+        if not hasattr(module, "gate"):
+            name = memory.kind if isinstance(memory, BaselineConfig) else memory.variant.value
+            raise UserError(f"freeze_gate: '{name}' has no gate; leave it false")
         module.gate.requires_grad_(False)
     trained = [p for p in module.parameters() if p.requires_grad]
     optimiser = torch.optim.AdamW(trained, lr=config.lr)
@@ -67,7 +104,7 @@ def train(
 
 
 def gradient_step(
-    module: MemoryModule,
+    module: Memory,
     optimiser: torch.optim.Optimizer,
     loss_of: Objective,
     config: TrainConfig,
@@ -84,7 +121,7 @@ def gradient_step(
     logits, mu, logvar = module.head(done.reads[asked])
     loss = loss_of(step, logits, targets[asked], mu, logvar, done.soft, done.gate)
     total = loss.total
-    if module.config.variant is Variant.LEARNED_TOKEN_GATE:
+    if isinstance(module, MemoryModule) and module.config.variant is Variant.LEARNED_TOKEN_GATE:
         total = total + token_gate_loss(module, done, torch.from_numpy(episodes.tokens), config.token_rate)
     optimiser.zero_grad(set_to_none=True)
     total.backward()
@@ -97,25 +134,22 @@ def gradient_step(
     return Progress(step + 1, loss.cross_entropy, loss.write_rate, accuracy)
 
 
-def rollout(module: MemoryModule, inputs: Tensor, config: TrainConfig, opened: bool) -> Sequence:
+def rollout(module: Memory, inputs: Tensor, config: TrainConfig, opened: bool) -> Sequence | Recalled:
     """One pass over a batch in training; a variant without fast weights has zeros for what it lacks."""
     batch, steps, _ = inputs.shape
-    if not module.config.has_fast_weights:
-        return ungated(module, inputs)
     noise = force = None
     if config.gate_noise and module.config.variant in GATED_VARIANTS:
         noise = config.gate_noise * logistic_noise((batch, steps))
     if opened:
         force = torch.ones(batch, steps, dtype=torch.bool)
-    run = run_sequence if config.engine == "chunked" else run_stepwise
-    done = run(module, inputs, noise=noise, force=force)
-    if module.config.variant is Variant.LEARNED_TOKEN_GATE:
+    done = run_memory(module, inputs, noise=noise, force=force, engine=config.engine)
+    if isinstance(done, Sequence) and module.config.variant is Variant.LEARNED_TOKEN_GATE:
         # Answers and penalty must not teach this gate; only tokens do.
         done = dataclasses.replace(done, gate=done.gate.detach())
     return done
 
 
-def token_gate_loss(module: MemoryModule, done: Sequence, tokens: Tensor, rate: float) -> Tensor:
+def token_gate_loss(module: MemoryModule, done: Sequence | Recalled, tokens: Tensor, rate: float) -> Tensor:
     """Teach the gate by tokens alone: fire at the fraction `rate` of steps whose token was predicted worst.
 
     The head predicts each token from the observation before. (The paper's token gate has no path from its loss to its

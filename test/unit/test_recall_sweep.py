@@ -10,14 +10,16 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
 from aura_ros import files
-from aura_ros.bench.recall import scores
+from aura_ros.bench.recall import scores, sweep
 from aura_ros.bench.recall.cells import Cell, run_cell
 from aura_ros.bench.recall.figures import draw
 from aura_ros.bench.recall.presets import PRESETS, preset_cells
@@ -27,6 +29,7 @@ from aura_ros.bench.recall.sweep import run_sweep
 from aura_ros.bench.recall.table import markdown, rows
 from aura_ros.bench.recall.verify import verify
 from aura_ros.errors import UserError
+from aura_ros.memory import checkpoint
 from aura_ros.training.settings import ObjectiveConfig, TrainConfig
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -118,43 +121,175 @@ def test_results_of_another_version_are_refused_by_line(swept, tmp_path):
         read_lines(tmp_path / "none")
 
 
-def test_a_full_disk_leaves_no_half_cell(tmp_path, monkeypatch):
+@pytest.mark.parametrize("module", [files, checkpoint])
+def test_a_full_disk_leaves_no_half_cell(module, tmp_path, monkeypatch):
+    wanted = cells(seeds=[0], variants=["no_memory"])
+
     def full(*_):
         raise OSError(28, os.strerror(28))
 
-    monkeypatch.setattr(files.os, "fsync", full)
-    with pytest.raises(UserError, match="No space left") as refused:
-        run_sweep(cells(seeds=[0], variants=["no_memory"]), tmp_path, jobs=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "os", SimpleNamespace(**{**vars(os), "fsync": full}))
+        with pytest.raises(UserError, match="No space left") as refused:
+            run_sweep(wanted, tmp_path, jobs=1)
     assert "\n" not in str(refused.value)
+    assert f"cell {wanted[0].key}" in str(refused.value)
+    assert str(tmp_path) in str(refused.value)
     assert list((tmp_path / "cells").iterdir()) == []
+    assert [path.suffix for path in (tmp_path / "checkpoints").iterdir()] == [".safetensors"] * (
+        module is files
+    )
+    assert run_sweep(wanted, tmp_path, jobs=1) == 1
+
+
+def dying(record: dict, deaths: Path, key: str, times: int):
+    """`run_one` that trains nothing and takes its worker with it, as a kernel out of memory does, for one cell."""
+
+    def run_one(cell, folder):
+        if cell.key == key and len(deaths.read_text() if deaths.exists() else "") < times:
+            with deaths.open("a") as file:
+                file.write("x")
+            os.kill(os.getpid(), signal.SIGKILL)
+        made = {**record, "key": cell.key, "config": cell.to_dict()}
+        Store(folder).save(made)
+        return made
+
+    return run_one
+
+
+def test_a_worker_that_is_killed_has_its_cell_trained_again(swept, tmp_path, monkeypatch):
+    wanted = cells()
+    some = read_record(Store(swept).file(wanted[0]))
+    monkeypatch.setattr(sweep, "run_one", dying(some, tmp_path / "deaths", wanted[1].key, times=1))
+    said, seen = [], []
+    assert run_sweep(wanted, tmp_path, jobs=2, report=lambda d, t, r: seen.append(d), warn=said.append) == 4
+    assert seen == [1, 2, 3, 4]
+    assert len(said) == 1
+    assert wanted[1].key in said[0]
+    assert len(read_lines(tmp_path)) == 4
+
+
+def test_a_cell_that_kills_every_worker_is_named_and_the_others_are_trained(swept, tmp_path, monkeypatch):
+    wanted = cells(seeds=range(3))
+    some = read_record(Store(swept).file(wanted[0]))
+    monkeypatch.setattr(sweep, "run_one", dying(some, tmp_path / "deaths", wanted[0].key, times=99))
+    said = []
+    with pytest.raises(UserError, match=f"died 4 times.*{wanted[0].key}.*fewer --jobs") as refused:
+        run_sweep(wanted, tmp_path, jobs=2, warn=said.append)
+    assert "\n" not in str(refused.value)
+    assert (tmp_path / "deaths").read_text() == 4 * "x"
+    assert len(said) == 3
+    assert not Store(tmp_path).file(wanted[0]).exists()
+    # After its first death it is the last in line: it may take one other with it, again and again.
+    assert len(read_lines(tmp_path)) >= 4
+
+
+def test_a_cell_that_fails_is_named_and_ends_the_sweep(tmp_path, monkeypatch):
+    wanted = cells(seeds=[0, 1], variants=["no_memory"])
+
+    def failing(_cell, _folder):
+        raise ZeroDivisionError("of its own")
+
+    monkeypatch.setattr(sweep, "run_cell", failing)
+    with pytest.raises(RuntimeError, match=rf"cell {wanted[0].key} failed \(ZeroDivisionError: of its own\)"):
+        run_sweep(wanted, tmp_path, jobs=1, warn=pytest.fail)
+    monkeypatch.setattr(sweep, "run_one", failing)
+    with pytest.raises(ZeroDivisionError, match="of its own"):
+        run_sweep(wanted, tmp_path, jobs=2, warn=pytest.fail)
+    assert read_lines(tmp_path) == []
+
+
+def test_ctrl_c_is_one_line_leaves_no_half_cell_and_the_sweep_goes_on(tmp_path):
+    out = tmp_path / "out"
+    with sweeping(out, jobs=2) as process:
+        wait_for_cells(out, 1, process)
+        os.killpg(process.pid, signal.SIGINT)
+        said, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert said == ""
+    lines = [line for line in errors.splitlines() if "accuracy" not in line]
+    assert lines == ["aura: interrupted; run it again to have it whole"]
+    goes_on(out)
 
 
 def test_a_killed_sweep_goes_on_with_what_is_missing(tmp_path):
+    out = tmp_path / "out"
+    with sweeping(out, jobs=1) as process:
+        wait_for_cells(out, 2, process)
+        process.kill()
+    goes_on(out)
+
+
+@contextmanager
+def sweeping(out: Path, jobs: int):
+    """A sweep of four cells in a process group of its own."""
+    program = "import aura_ros.__main__ as m; from aura_ros.bench.recall import scores as s; "
+    program += "s.EVALUATION_EPISODES = 256; m.main()"
     command = [
-        *(sys.executable, "-m", "aura_ros", "recall", "sweep", "--preset", "paper-main", "--steps", "40"),
-        *("--budget", "16", "--variants", "aura,no_memory", "--jobs", "1", "--out", str(tmp_path / "out")),
+        *(sys.executable, "-c", program, "recall", "sweep", "--preset", "paper-main", "--seeds", "0,1"),
+        *("--steps", "25", "--budget", "16", "--variants", "aura,no_memory"),
+        *("--jobs", str(jobs), "--out", str(out)),
     ]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
     try:
-        deadline = time.monotonic() + 120
-        while len(list(tmp_path.glob("out/cells/*.json"))) < 2:
-            assert time.monotonic() < deadline
-            assert process.poll() is None
-            time.sleep(0.05)
+        yield process
     finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    kept = {path.name: path.read_bytes() for path in (tmp_path / "out" / "cells").glob("*.json")}
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def wait_for_cells(out: Path, count: int, process: subprocess.Popen) -> None:
+    deadline = time.monotonic() + 120
+    while len(list(out.glob("cells/*.json"))) < count:
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.05)
+
+
+def goes_on(out: Path) -> None:
+    """What was kept is whole and stays as it is, and only the rest is trained."""
+    wanted = preset_cells("paper-main", seeds=[0, 1], budgets=[16], variants=["aura", "no_memory"], steps=25)
+    kept = {path: path.read_bytes() for path in (out / "cells").iterdir() if path.suffix == ".json"}
+    assert 0 < len(kept) < len(wanted)
     for path in kept:
-        read_record(tmp_path / "out" / "cells" / path)
-    wanted = preset_cells("paper-main", seeds=[0, 1], budgets=[16], variants=["aura", "no_memory"], steps=40)
-    trained = run_sweep(wanted, tmp_path / "out", jobs=1)
-    assert trained <= len(wanted) - 2
-    assert all((tmp_path / "out" / "cells" / name).read_bytes() == data for name, data in kept.items())
+        assert (out / "checkpoints" / read_record(path)["checkpoint"]).is_file()
+    assert run_sweep(wanted, out, jobs=1) == len(wanted) - len(kept)
+    assert all(path.read_bytes() == data for path, data in kept.items())
+    assert len(read_lines(out)) == len(wanted)
 
 
-def test_two_processes_give_the_same_numbers_as_one(swept, tmp_path):
+@pytest.mark.parametrize("change", ["default", "unknown field"])
+def test_a_cell_of_other_settings_is_named_and_trained_again(change, tmp_path):
+    wanted = cells(seeds=[0], variants=["no_memory"])
+    run_sweep(wanted, tmp_path, jobs=1)
+    path = Store(tmp_path).file(wanted[0])
+    record = json.loads(path.read_text())
+    if change == "default":
+        record["config"]["train"]["lr"] *= 2
+    else:
+        record["config"]["colour"] = 1
+    path.write_text(json.dumps(record))
+    said = []
+    assert run_sweep(wanted, tmp_path, jobs=1, warn=said.append) == 1
+    assert len(said) == 1
+    assert str(path) in said[0]
+    assert "computed again" in said[0]
+    assert Store(tmp_path).missing(wanted, pytest.fail) == []
+
+
+def test_two_processes_give_the_same_numbers_as_one(swept, tmp_path, monkeypatch):
     wanted = cells(variants=["aura"])
+
+    def run_one(cell, folder):
+        from aura_ros.bench.recall import scores, sweep
+
+        scores.EVALUATION_EPISODES = 256
+        return sweep.run_one(cell, folder)
+
+    monkeypatch.setattr(sweep, "run_one", run_one)
     run_sweep(wanted, tmp_path, jobs=2)
     for cell in wanted:
         one, two = (load_file(Store(folder).checkpoint(cell)) for folder in (swept, tmp_path))
@@ -167,6 +302,15 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be written"):
         run_sweep(cells(), tmp_path / "file", jobs=1)
+
+
+def test_a_missing_ray_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UserError, match=r"engine 'ray' needs ray.*pip install aura_ros\[ray\]") as refused:
+        run_sweep(cells(), tmp_path, engine="ray")
+    assert "\n" not in str(refused.value)
+    with pytest.raises(UserError, match="engine 'slurm' is unknown; choose one of: processes, ray"):
+        run_sweep(cells(), tmp_path, engine="slurm")
 
 
 def test_shipped_cells_can_be_computed_again(swept):
@@ -221,7 +365,7 @@ def test_figures_are_pictures_of_every_task_and_need_cells(tmp_path):
     cells_ = [record(seed=s) for s in range(3)] + [record("no_memory", s, 0.25, 0.0) for s in range(3)]
     drawn = draw([*cells_, record(task="hard_recall")], tmp_path / "new")
     assert [file.name for file in drawn] == [
-        f"{task}_{what}.png" for task in ("hard_recall", "noisy_long_recall") for what in ("writes", "state")
+        *("figure4_writes.png", "figure5_hard.png", "figure6_bytes.png", "figure10_variants.png")
     ]
     assert all(file.read_bytes().startswith(b"\x89PNG") for file in drawn)
     with pytest.raises(UserError, match="no cells"):

@@ -12,35 +12,41 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from aura_ros.bench.recall.tasks import find_task
 from aura_ros.config import check_fields, option
 from aura_ros.errors import UserError
+from aura_ros.memory.baseline_config import FLOAT_BYTES, KINDS, BaselineConfig
 from aura_ros.memory.config import MemoryConfig, Variant
 from aura_ros.training.settings import ObjectiveConfig, TrainConfig
 
+if TYPE_CHECKING:
+    from aura_ros.training.train import Memory
+
 FORMAT = 1
 HISTORY_POINTS = 60
+LONGEST, MOST_LENGTHS = 10**6, 16
 
 
 @dataclass(frozen=True)
 class Cell:
     """What is trained. Checked at construction; raises UserError naming the field.
 
-    label: which recipe, for tables. train.seed is overwritten by seed.
+    label: which recipe, for tables. train.seed is overwritten by seed. A window_kv or heavy_hitter_kv has as many bytes
+    as a memory of the same state_dim.
     """
 
     task: str = option("noisy_long_recall", "what is recalled")
     task_steps: int = option(
-        0, "steps of an episode of sparse_recall; 0: the task's own", minimum=0, maximum=10**6
+        0, "steps of an episode of sparse_recall; 0: the task's own", minimum=0, maximum=LONGEST
     )
     task_event: float = option(
         0.0, "event probability of sparse_recall; 0: its own", minimum=0.0, maximum=1.0
     )
-    variant: str = option("aura", "the memory", choices=tuple(v.value for v in Variant))
+    variant: str = option("aura", "the memory", choices=(*(v.value for v in Variant), *KINDS))
     state_dim: int = option(32, "N = dk = dv", minimum=1, maximum=1024)
     seed: int = option(0, "of weights, data and noise", minimum=0, maximum=2**31 - 1)
     normalise_keys: bool = option(True, "L2-normalise queries and keys")
@@ -48,26 +54,54 @@ class Cell:
     label: str = option("aura", "name of the recipe")
     train: TrainConfig = field(default_factory=TrainConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    lengths: tuple[int, ...] = option(
+        (), "further lengths of sparse_recall that it is judged at, ascending", minimum=1, maximum=LONGEST
+    )
 
     def __post_init__(self) -> None:
         check_fields(self)
         find_task(self.task)
+        self._check_lengths()
+        # A budget that holds nothing must not end a sweep half way.
+        self.memory()
         if self.train.seed != self.seed:
             object.__setattr__(self, "train", dataclasses.replace(self.train, seed=self.seed))
 
-    def make_task(self) -> Any:
-        """The task with its length and event probability."""
-        return find_task(self.task, self.task_steps or None, self.task_event or None)
+    def _check_lengths(self) -> None:
+        """Raise UserError unless they are whole, ascending, few, and of a task that has lengths."""
+        wrong = [n for n in self.lengths if isinstance(n, bool) or not isinstance(n, int)]
+        if wrong:
+            raise UserError(f"lengths has {wrong[0]!r}; allowed: whole numbers from 1 to {LONGEST}")
+        if len(self.lengths) > MOST_LENGTHS or sorted(set(self.lengths)) != list(self.lengths):
+            raise UserError(f"lengths {list(self.lengths)} must be ascending, at most {MOST_LENGTHS}")
+        if self.lengths:
+            self.make_task(self.lengths[0])
 
-    def memory(self) -> MemoryConfig:
-        """The memory's configuration."""
-        task = self.make_task()
+    def make_task(self, steps: int = 0) -> Any:
+        """The task with its length, or one of `steps` steps, and its event probability."""
+        return find_task(self.task, steps or self.task_steps or None, self.task_event or None)
+
+    def memory(self) -> MemoryConfig | BaselineConfig:
+        """The configuration of the memory, or of what stands in its place."""
+        task, n = self.make_task(), self.state_dim
+        if self.variant in KINDS:
+            return BaselineConfig(
+                input_dim=task.input_dim,
+                out_dim=task.classes,
+                kind=self.variant,
+                dk=n,
+                dv=n,
+                budget=FLOAT_BYTES * (n * n + n),
+                # A quarter of the rows that the budget holds: 4 of 16 at N = 32.
+                sinks=min(4, n // 8),
+                seed=self.seed,
+            )
         return MemoryConfig(
             input_dim=task.input_dim,
             out_dim=task.classes,
             variant=Variant(self.variant),
-            dk=self.state_dim,
-            dv=self.state_dim,
+            dk=n,
+            dv=n,
             normalise_keys=self.normalise_keys,
             write_rate=self.write_rate,
             token_classes=task.token_classes,
@@ -83,6 +117,8 @@ class Cell:
         """Inverse of `to_dict`. Raises UserError for unknown or bad fields."""
         try:
             parts = {**values, "train": TrainConfig(**values["train"])}
+            # JSON has no tuple.
+            parts["lengths"] = tuple(values.get("lengths", ()))
             return cls(**{**parts, "objective": ObjectiveConfig(**values["objective"])})
         except (KeyError, TypeError) as error:
             raise UserError(f"cell has unknown or missing fields ({error}); train it again") from error
@@ -108,6 +144,23 @@ def _differences(values: dict[str, Any], defaults: dict[str, Any]) -> dict[str, 
     }
 
 
+def save_memory(module: Memory, path: Path) -> None:
+    """Write a memory or a baseline. Raises UserError if it cannot be, or a weight is not finite."""
+    from aura_ros.memory.baseline_file import save_baseline
+    from aura_ros.memory.baselines import Baseline
+    from aura_ros.memory.module import export_numpy
+
+    save_baseline(module, path) if isinstance(module, Baseline) else export_numpy(module, path)
+
+
+def load_memory(cell: Cell, path: Path) -> Memory:
+    """Read what `save_memory` wrote of a cell. Raises UserError on a bad file."""
+    from aura_ros.memory.baseline_file import load_baseline
+    from aura_ros.memory.module import load_module
+
+    return load_baseline(path) if cell.variant in KINDS else load_module(path)
+
+
 def run_cell(
     cell: Cell, checkpoint: Path | None = None, report: Callable[[int, int], None] = lambda done, total: None
 ) -> dict[str, Any]:
@@ -117,8 +170,7 @@ def run_cell(
     """
     import torch
 
-    from aura_ros.bench.recall.scores import evaluate
-    from aura_ros.memory.module import export_numpy
+    from aura_ros.bench.recall.scores import evaluate, evaluate_at, state_bytes
     from aura_ros.training.train import Progress, train
 
     torch.set_num_threads(1)
@@ -140,7 +192,8 @@ def run_cell(
     trained = time.process_time() - begin
     scores = evaluate(module, task)
     if checkpoint is not None:
-        export_numpy(module, checkpoint)
+        save_memory(module, checkpoint)
+    further = [dataclasses.asdict(evaluate_at(module, cell.make_task(n), n)) for n in cell.lengths]
     parameters = list(module.parameters())
     return {
         "format": FORMAT,
@@ -158,7 +211,8 @@ def run_cell(
         ),
         "params": sum(p.numel() for p in parameters),
         "gradient_active": sum(p.numel() for p in parameters if p.grad is not None),
-        "state_bytes": module.initial_state(1).nbytes,
+        "state_bytes": state_bytes(module, task.steps),
+        **({"at_lengths": further} if further else {}),
         "cpu_s": round(trained, 2),
         "checkpoint": checkpoint.name if checkpoint is not None else None,
         "commit": commit(),

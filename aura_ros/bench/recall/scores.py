@@ -15,9 +15,13 @@ from aura_ros.bench.recall.tasks import (
     evaluation_episodes,
     write_floors,
 )
-from aura_ros.memory.module import MemoryModule
+from aura_ros.memory.baselines import Baseline
 from aura_ros.training.episodes import DISTRACTOR, EVENT, FILLER, QUERY, Task
-from aura_ros.training.scan import run_sequence, ungated
+from aura_ros.training.train import Memory, run_memory
+
+# Steps of all episodes together: of those run at once, and of those judged at another length.
+STEPS_AT_ONCE, STEPS_AT_LENGTH = 2**19, 2**20
+FEWEST_EPISODES = 16
 
 
 @dataclass(frozen=True)
@@ -42,11 +46,43 @@ class Scores:
         return 1.0 / self.write_rate if self.write_rate else math.inf
 
 
+@dataclass(frozen=True)
+class LengthScores:
+    """On `episodes` fixed episodes of `steps` steps; state_bytes: carried after them, batch 1, float32."""
+
+    steps: int
+    accuracy: float
+    write_rate: float
+    state_bytes: int
+    episodes: int
+
+
+def state_bytes(module: Memory, steps: int) -> int:
+    """Bytes carried after so many steps, batch 1, float32."""
+    return module.state_bytes(steps) if isinstance(module, Baseline) else module.initial_state(1).nbytes
+
+
+def episodes_at(steps: int) -> int:
+    """How many episodes of a length are judged: the usual number, fewer where they are long."""
+    return max(FEWEST_EPISODES, min(EVALUATION_EPISODES, STEPS_AT_LENGTH // steps))
+
+
+def evaluate_at(module: Memory, task: Task, steps: int) -> LengthScores:
+    """Judge on a task of `steps` steps, longer or shorter than what was trained on."""
+    count = episodes_at(steps)
+    scores = evaluate(module, task, count)
+    return LengthScores(steps, scores.accuracy, scores.write_rate, state_bytes(module, steps), count)
+
+
 @torch.no_grad()
-def evaluate(module: MemoryModule, task: Task, count: int = 0, batch: int = 512) -> Scores:
-    """Judge on fixed episodes, the same for every memory; count: how many, 0 for the usual number."""
+def evaluate(module: Memory, task: Task, count: int = 0, batch: int = 512) -> Scores:
+    """Judge on fixed episodes, the same for every memory; count: how many, 0 for the usual number.
+
+    batch: episodes at once, fewer where they are long.
+    """
     count = count or EVALUATION_EPISODES
     episodes = evaluation_episodes(task, count)
+    batch = min(batch, max(STEPS_AT_ONCE // episodes.kinds.shape[1], 1))
     module = module.eval()
     torch.manual_seed(EVALUATION_SEED)
     right = asked = 0
@@ -54,7 +90,7 @@ def evaluate(module: MemoryModule, task: Task, count: int = 0, batch: int = 512)
     for start in range(0, count, batch):
         part = episodes.slice(slice(start, start + batch))
         inputs, targets = torch.from_numpy(part.observations), torch.from_numpy(part.targets)
-        done = run_sequence(module, inputs) if module.config.has_fast_weights else ungated(module, inputs)
+        done = run_memory(module, inputs)
         on = targets >= 0
         logits, _, _ = module.head(done.reads[on])
         right += int((logits.argmax(-1) == targets[on]).sum())

@@ -41,18 +41,29 @@ def interval(values: Sequence[float]) -> Interval:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One variant against another: mean difference, bootstrap's 95 % interval over paired seeds, Welch's p."""
+    """One variant against another: mean difference of paired seeds with the bootstrap's 95 % interval, and Welch's test.
+
+    welch_low, welch_high, welch_p: of the difference of all seeds of one side and all of the other; nan where there is
+    nothing to test with.
+    """
 
     difference: float
     low: float
     high: float
     welch_p: float
     pairs: int
+    welch_low: float = math.nan
+    welch_high: float = math.nan
 
     @property
     def parity(self) -> bool:
-        """Whether the interval holds 0."""
+        """Whether the bootstrap's interval holds 0."""
         return self.low <= 0 <= self.high
+
+    def text(self) -> str:
+        """Difference, interval, and Welch's p where there is one."""
+        p = "" if math.isnan(self.welch_p) else f", p={self.welch_p:.2g}"
+        return f"{self.difference:+.4f} [{self.low:+.4f}, {self.high:+.4f}]{p}"
 
 
 def compare(ours: dict[int, float], other: dict[int, float], seed: int = 0) -> Comparison | None:
@@ -62,8 +73,7 @@ def compare(ours: dict[int, float], other: dict[int, float], seed: int = 0) -> C
     seeds = sorted(ours.keys() & other.keys())
     if not seeds:
         return None
-    a, b = (np.array([side[s] for s in seeds], float) for side in (ours, other))
-    differences = a - b
+    differences = np.array([ours[s] - other[s] for s in seeds], float)
     low = high = float(differences.mean())
     if len(seeds) > 1 and np.ptp(differences) > 0:
         found = stats.bootstrap(
@@ -74,14 +84,61 @@ def compare(ours: dict[int, float], other: dict[int, float], seed: int = 0) -> C
             rng=np.random.default_rng(seed),
         ).confidence_interval
         low, high = float(found.low), float(found.high)
-    p = math.nan
+    a, b = (np.array(list(side.values()), float) for side in (ours, other))
+    p = welch_low = welch_high = math.nan
     # Seeds that all agree to rounding have no variance to test with.
-    if len(seeds) > 1 and max(np.ptp(a), np.ptp(b)) > 1e-9:
+    if min(len(a), len(b)) > 1 and max(np.ptp(a), np.ptp(b)) > 1e-9:
         with warnings.catch_warnings():
             # One side may well be all 1.000: scipy warns of a variance of zero, and Welch's test still holds.
             warnings.simplefilter("ignore", RuntimeWarning)
-            p = float(stats.ttest_ind(a, b, equal_var=False).pvalue)
-    return Comparison(float(differences.mean()), low, high, p, len(seeds))
+            tested = stats.ttest_ind(a, b, equal_var=False)
+            bounds = tested.confidence_interval()
+        p, welch_low, welch_high = float(tested.pvalue), float(bounds.low), float(bounds.high)
+    return Comparison(float(differences.mean()), low, high, p, len(seeds), welch_low, welch_high)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Where two results stand: "same", "higher", "lower", or "not comparable" and why; difference is ours less theirs."""
+
+    word: str
+    difference: float
+    why: str = ""
+
+    @property
+    def text(self) -> str:
+        """One phrase."""
+        if self.word == "not comparable":
+            return f"not comparable ({self.why})"
+        shown = round(self.difference, 3) + 0.0  # no -0.000
+        return f"{self.word} ({shown:+.3f}{self.why and ', ' + self.why})"
+
+
+def judge(ours: Interval, mean: float, half: float | None, seeds: int | None, digits: float) -> Verdict:
+    """Ours against a published mean with the half width of its 95 % t-interval, from the two intervals (Welch).
+
+    digits: half a unit of the last printed digit; a difference within it is none. A mean published without interval
+    is looked for in ours.
+    """
+    from scipy import stats
+
+    difference = ours.mean - mean
+    if ours.n < 2 or seeds == 1:
+        return Verdict("not comparable", difference, "n=1" if ours.n < 2 else "the paper's n=1")
+    if abs(difference) <= digits:
+        return Verdict("same", difference)
+    word = "higher" if difference > 0 else "lower"
+    if half is None or seeds is None:
+        inside = abs(difference) <= ours.half + digits
+        return Verdict("same" if inside else word, difference, "the paper's without interval")
+    spreads = [
+        (width * math.sqrt(n) / stats.t.ppf(0.975, n - 1))
+        for width, n in ((ours.half, ours.n), (half, seeds))
+    ]
+    if max(spreads) <= 1e-9:
+        return Verdict(word, difference)
+    p = stats.ttest_ind_from_stats(ours.mean, spreads[0], ours.n, mean, spreads[1], seeds, False).pvalue
+    return Verdict("same" if p >= 0.05 else word, difference, f"p={p:.2g}")
 
 
 def collapsed(accuracy: float, write_rate: float, chance: float) -> bool:

@@ -82,11 +82,11 @@ def read_record(path: Path) -> dict[str, Any]:
     try:
         record = json.loads(path.read_text())
         if record["format"] != FORMAT:
-            raise UserError(f"'{path}' is of format {record['format']}, this version reads {FORMAT}")
+            raise UserError(f"it is of format {record['format']}, this version reads {FORMAT}")
         Cell.from_dict(record["config"])
         float(record["accuracy"]), float(record["write_rate"])
-    except UserError:
-        raise
+    except UserError as problem:
+        raise UserError(f"'{path}' is of no use: {problem}") from problem
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"'{path}' is no cell ({type(error).__name__}: {error})") from error
     return record

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from aura_ros.bench.recall.cells import Cell
+from aura_ros.bench.recall.cells import Cell, load_memory
 from aura_ros.bench.recall.store import read_lines
 from aura_ros.errors import UserError
 
@@ -40,7 +40,6 @@ def verify(folder: str | Path, count: int = 3, seed: int = 0) -> Iterator[Check]
     import torch
 
     from aura_ros.bench.recall.scores import evaluate
-    from aura_ros.memory.module import load_module
 
     if count < 1:
         raise UserError(f"count {count} is not allowed; it must be 1 or more")
@@ -52,8 +51,9 @@ def verify(folder: str | Path, count: int = 3, seed: int = 0) -> Iterator[Check]
     chosen = np.random.default_rng(seed).permutation(len(kept))[:count]
     for index in sorted(chosen):
         record = kept[index]
-        module = load_module(folder / "checkpoints" / record["checkpoint"])
-        scores = evaluate(module, Cell.from_dict(record["config"]).make_task())
+        cell = Cell.from_dict(record["config"])
+        module = load_memory(cell, folder / "checkpoints" / record["checkpoint"])
+        scores = evaluate(module, cell.make_task())
         yield Check(
             record["key"], scores.accuracy, record["accuracy"], scores.write_rate, record["write_rate"]
         )
