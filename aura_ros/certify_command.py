@@ -40,6 +40,9 @@ class Certify:
     ] = False
     task: Annotated[str, _text("CKPT: recall task; empty: by the memory's widths", "NAME")] = ""
     episodes: Annotated[int, _text("CKPT: evaluation episodes, half of them to fit heads", "INT")] = 1024
+    teacher: Annotated[
+        Path | None, _text("CKPT: teacher that its training kept; none: one is made", "PATH")
+    ] = None
     teacher_steps: Annotated[int, _text("CKPT: gradient steps that the EMA teacher follows", "INT")] = 200
     teacher_lr: Annotated[float, _text("CKPT: their learning rate; 3e-3: training's peak", "FLOAT")] = 6e-5
     memory: Annotated[
@@ -111,13 +114,16 @@ def _checkpoint(command: Certify) -> dict[str, Any]:
             if done == total:
                 shown.console.print(f"teacher made; measuring with {config.resamples} resamples")
 
-        found = certify_recall(load_module(str(command.checkpoint)), task, config, report)
+        kept = None if command.teacher is None else load_module(str(command.teacher)).eval()
+        found = certify_recall(load_module(str(command.checkpoint)), task, config, report, kept)
     _say(
         f"{command.checkpoint}: {held.config.variant.value}, N = {held.config.dv}, {found.task}, {found.queries} "
         f"queries of {config.episodes - config.episodes // 2} episodes, accuracy {found.accuracy:.4f}"
     )
     _say(
-        f"teacher: EMA 0.95 over {config.teacher_steps} gradient steps from the checkpoint, learning rate "
+        f"teacher: {command.teacher}, kept in training"
+        if command.teacher is not None
+        else f"teacher: EMA 0.95 over {config.teacher_steps} gradient steps from the checkpoint, learning rate "
         f"{config.teacher_lr:g}, no write penalty, seed {config.seed}"
     )
     _header()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -143,26 +144,27 @@ def _train(command: Train) -> int:
     )
     out = command.out or Path("runs/recall") / f"{cell.key}.safetensors"
     record_file = out.with_suffix(".json")
-    _check_out(out, record_file, make=command.out is None)
+    teacher = out.with_suffix(".teacher.safetensors") if command.teacher else None
+    _check_out(out, [record_file, *([teacher] if teacher else [])], make=command.out is None)
     with progress("training", cell.train.steps) as shown:
-        record = run_cell(cell, out, lambda done, total: shown.step(done, cell.key))
+        record = run_cell(cell, out, lambda done, total: shown.step(done, cell.key), teacher)
     write_json(record_file, record)
     sys.stdout.write(f"{out}: {_result(record)}, {record['cpu_s']:.0f} CPU-s; record: {record_file}\n")
     return 0
 
 
-def _check_out(out: Path, record: Path, make: bool) -> None:
-    """Raises UserError unless both files can be made and hide nothing; make: the folder too."""
+def _check_out(out: Path, more: Sequence[Path], make: bool) -> None:
+    """Raises UserError unless all files can be made and hide nothing; make: the folder too."""
     if out.suffix != ".safetensors":
         raise UserError(f"out '{out}' is no checkpoint's name; give one that ends in .safetensors")
-    for path in (out, record):
+    for path in (out, *more):
         if path.exists():
             raise UserError(f"out '{path}' exists; give another name or remove it")
     folder = out.parent
     try:
         if make:
             folder.mkdir(parents=True, exist_ok=True)
-        check_json(record)
+        check_json(more[0])
     except (OSError, UserError) as error:
         reason = getattr(error, "strerror", None) or "no folder there that you may write"
         raise UserError(

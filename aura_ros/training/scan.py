@@ -8,6 +8,7 @@ a decay is taken out by working on W divided by the product of decays so far. B 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +20,8 @@ from aura_ros.memory.module import NORM_EPSILON, STATISTICS_EPSILON, STATISTICS_
 from aura_ros.training.scan_numpy import scan_gates_numpy
 
 CHUNK = 128
+# Natural logarithm of the largest decay within a chunk.
+MOST_DECAY = 46.0
 
 
 @dataclass(frozen=True)
@@ -220,6 +223,9 @@ def delta_rule(
     batch, steps, dk = k.shape
     weights = k.new_zeros(batch, dk, v.shape[-1])
     reads = []
+    # What decays over a chunk is divided by again: it must not come near the smallest float32.
+    fastest = -math.log1p(-min(float(alpha.detach()), 1 - 1e-6))
+    chunk = max(1, min(chunk, int(MOST_DECAY / max(fastest, 1e-9))))
     for start in range(0, steps, chunk):
         part = slice(start, start + chunk)
         read, weights = _chunk(q[:, part], k[:, part], v[:, part], gate[:, part], eta, alpha, weights)

@@ -80,10 +80,12 @@ def train(
     config: TrainConfig,
     objective: ObjectiveConfig,
     report: Callable[[Progress], None] = lambda progress: None,
+    follow: Callable[[Memory], None] = lambda module: None,
 ) -> Memory:
     """Train a memory; the same configurations give the same weights on one machine with one thread.
 
-    Raises UserError for freeze_gate of what has no gate.
+    follow: gets the memory after each gradient step, as an EMA teacher does. Raises UserError for freeze_gate of what
+    has no gate.
     """
     torch.manual_seed(config.seed)
     module = build(memory)
@@ -99,7 +101,9 @@ def train(
     opened = config.open_until > 0 and module.config.variant in GATED_VARIANTS
     for step, episodes in zip(range(config.steps), batches(config, task), strict=False):
         opened = opened and not loss_of.running_ce < config.open_until
-        report(gradient_step(module, optimiser, loss_of, config, step, episodes, opened))
+        progress = gradient_step(module, optimiser, loss_of, config, step, episodes, opened)
+        follow(module)
+        report(progress)
     return module.eval()
 
 

@@ -71,6 +71,26 @@ def test_train_writes_a_checkpoint_and_a_record_that_eval_agrees_with(aura, tmp_
     assert "288 bytes" in said
 
 
+def test_train_keeps_the_teacher_and_certify_takes_it(aura, tmp_path, monkeypatch):
+    assert aura("train", *TINY, "--teacher", "--out", "m.safetensors")[0] == 0
+    assert (tmp_path / "m.teacher.safetensors").read_bytes() != (tmp_path / "m.safetensors").read_bytes()
+    few = ("--episodes", 32, "--resamples", 100)
+
+    def certify(*arguments):
+        monkeypatch.setattr("sys.argv", ["aura", "certify", *map(str, arguments), *map(str, few)])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        return end.value.code or 0
+
+    assert certify("m.safetensors", "--teacher", "m.teacher.safetensors", "--json", "c.json") == 0
+    numbers = json.loads((tmp_path / "c.json").read_text())
+    assert 0 < numbers["delta_tv"]["mean"]["value"] < 0.5
+    # A teacher of another memory, or none.
+    assert aura("train", "--steps", 2, "--batch", 2, "--budget", 4, "--out", "other.safetensors")[0] == 0
+    assert certify("m.safetensors", "--teacher", "other.safetensors") == 2
+    assert certify("m.safetensors", "--teacher", "none.safetensors") == 2
+
+
 def test_train_never_overwrites_and_names_the_file(aura, tmp_path):
     for name in ("m.safetensors", "m.json"):
         (tmp_path / name).write_text("mine")

@@ -55,6 +55,29 @@ def test_a_listener_who_keeps_the_latest_value_of_each_key_answers_every_query(t
         assert len(asked) == len(set(asked)) == task.queries
 
 
+def test_probes_ask_for_the_value_so_far_and_for_class_0_of_an_unseen_key():
+    plain, probed = made(MAIN, 60), made(dataclasses.replace(MAIN, probe=0.4), 60)
+    assert not (plain.kinds[:, :-8] == QUERY).any()
+    unseen = asked = 0
+    for observations, targets, kinds in zip(probed.observations, probed.targets, probed.kinds, strict=True):
+        stored: dict[int, int] = {}
+        for row, target, kind in zip(observations, targets, kinds, strict=True):
+            key, value = int(row[:8].argmax()), int(row[8:12].argmax())
+            if row[-2]:
+                stored[key] = value
+            elif row[-1]:
+                assert (row[:8].sum(), row[8:12].sum(), kind) == (1, 0, QUERY)
+                assert target == stored.get(key, 0)
+                unseen, asked = unseen + (key not in stored), asked + 1
+            else:
+                assert target == NO_TARGET
+    assert unseen > 100
+    zeros = (plain.kinds == FILLER).sum() / 60
+    assert (asked / 60 - 8) / zeros == pytest.approx(0.4, abs=0.05)
+    # Events are those of the task.
+    assert (probed.kinds == EVENT).sum() == (plain.kinds == EVENT).sum()
+
+
 def test_a_listener_who_keeps_the_latest_symbol_answers_every_query():
     episodes = made(dataclasses.replace(SPARSE, event=0.05))
     for observations, targets, kinds in zip(

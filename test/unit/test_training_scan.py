@@ -101,6 +101,17 @@ def test_evaluation_leaves_the_surprise_statistics_alone():
     assert float(module.surprise_mean) == before
 
 
+@pytest.mark.parametrize("alpha", [0.3, 0.6, 0.95, 0.999_999])
+def test_a_fast_decay_stays_finite_and_exact_in_float32(alpha):
+    rng = np.random.default_rng(5)
+    q, k, v = (torch.from_numpy(rng.standard_normal((2, 300, 6))) for _ in range(3))
+    k = torch.nn.functional.normalize(k, dim=-1)
+    gate, eta, decay = torch.ones(2, 300).double(), torch.tensor(0.4).double(), torch.tensor(alpha).double()
+    exact, _ = delta_rule(q, k, v, gate, eta, decay, chunk=1)
+    found, _ = delta_rule(q.float(), k.float(), v.float(), gate.float(), eta.float(), decay.float())
+    np.testing.assert_allclose(found, exact, rtol=0, atol=1e-4 * float(exact.abs().max()))
+
+
 def test_a_gate_that_never_fires_leaves_an_empty_memory():
     q, k, v = (torch.randn(2, 40, 6, dtype=torch.float64) for _ in range(3))
     reads, weights = delta_rule(

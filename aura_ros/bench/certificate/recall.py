@@ -111,9 +111,18 @@ def certify_recall(
     task: Task,
     config: RecallConfig,
     report: Callable[[int, int], None] = lambda done, total: None,
+    teacher: MemoryModule | None = None,
 ) -> RecallCertificate:
-    """Measure one memory. report: steps of the teacher's training done, and in all."""
-    teacher = ema_teacher(module, task, config.teacher_steps, config.seed, config.teacher_lr, report)
+    """Measure one memory. teacher: the one its training kept; None: one is made.
+
+    report: steps of the teacher's training done, and in all. Raises UserError for another memory's teacher.
+    """
+    if teacher is None:
+        teacher = ema_teacher(module, task, config.teacher_steps, config.seed, config.teacher_lr, report)
+    elif teacher.config != module.config:
+        raise UserError(
+            "the teacher's configuration is not the checkpoint's; give the one of the same training"
+        )
     episodes = evaluation_episodes(task, config.episodes)
     ours, theirs = answers(module.eval(), episodes), answers(teacher, episodes)
     asked = episodes.targets >= 0

@@ -1,8 +1,8 @@
 """The EMA teacher of a finished memory: what its weights average to when its training goes on for a little (paper 4.4).
 
-A checkpoint keeps no teacher, so one is made: a copy is trained on from the checkpoint, at the rate that training ends
-with and without a write penalty, and the teacher follows the copy with decay 0.95 (paper table 5). The checkpoint itself
-stays the policy that is judged.
+Training may keep one (`aura recall train --teacher`). For a checkpoint without, one is made: a copy is trained on from
+the checkpoint, at the rate that training ends with and without a write penalty, and the teacher follows the copy with
+decay 0.95 (paper table 5). The checkpoint itself stays the policy that is judged.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from aura_ros.memory.module import MemoryModule
 from aura_ros.training.episodes import Task
 from aura_ros.training.objective import Objective
 from aura_ros.training.settings import ObjectiveConfig, TrainConfig
+from aura_ros.training.teacher import EmaTeacher
 from aura_ros.training.train import batches, rollout
 
-DECAY = 0.95
 FINAL_LR = TrainConfig().lr * TrainConfig().lr_floor
 
 
@@ -34,7 +34,7 @@ def ema_teacher(
     settings = TrainConfig(steps=steps, seed=seed)
     objective = Objective(ObjectiveConfig(gamma=0.0), steps)
     torch.manual_seed(seed)
-    student, teacher = copy.deepcopy(module).train(), copy.deepcopy(module).eval()
+    student, teacher = copy.deepcopy(module).train(), EmaTeacher(module)
     trained = list(student.parameters())
     optimiser = torch.optim.AdamW(trained, lr=lr)
     for step, episodes in zip(range(steps), batches(settings, task), strict=False):
@@ -47,9 +47,6 @@ def ema_teacher(
         loss.total.backward()
         torch.nn.utils.clip_grad_norm_(trained, settings.clip)
         optimiser.step()
-        with torch.no_grad():
-            # Buffers too: the surprise is normalised by statistics that go with the weights.
-            for name, kept in teacher.state_dict().items():
-                kept.lerp_(student.state_dict()[name], 1 - DECAY)
+        teacher.follow(student)
         report(step + 1, steps)
-    return teacher
+    return teacher.module

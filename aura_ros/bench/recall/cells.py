@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from aura_ros.bench.recall.tasks import find_task
+from aura_ros.bench.recall.tasks import NoisyRecall, find_task
 from aura_ros.config import check_fields, option
 from aura_ros.errors import UserError
 from aura_ros.memory.baseline_config import FLOAT_BYTES, KINDS, BaselineConfig
@@ -54,6 +54,12 @@ class Cell:
     label: str = option("aura", "name of the recipe")
     train: TrainConfig = field(default_factory=TrainConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    probe: float = option(
+        0.0,
+        "noisy_long_recall, hard_recall: how many of training's empty steps ask for a key, unseen ones for class 0",
+        minimum=0.0,
+        maximum=1.0,
+    )
     lengths: tuple[int, ...] = option(
         (), "further lengths of sparse_recall that it is judged at, ascending", minimum=1, maximum=LONGEST
     )
@@ -62,6 +68,7 @@ class Cell:
         check_fields(self)
         find_task(self.task)
         self._check_lengths()
+        self.training_task()
         # A budget that holds nothing must not end a sweep half way.
         self.memory()
         if self.train.seed != self.seed:
@@ -80,6 +87,17 @@ class Cell:
     def make_task(self, steps: int = 0) -> Any:
         """The task with its length, or one of `steps` steps, and its event probability."""
         return find_task(self.task, steps or self.task_steps or None, self.task_event or None)
+
+    def training_task(self) -> Any:
+        """What it is trained on: the task it is judged on, with probes."""
+        task = self.make_task()
+        if not self.probe:
+            return task
+        if not isinstance(task, NoisyRecall):
+            raise UserError(
+                f"probe {self.probe:g} is for noisy_long_recall and hard_recall; {self.task} asks anyway"
+            )
+        return dataclasses.replace(task, probe=self.probe)
 
     def memory(self) -> MemoryConfig | BaselineConfig:
         """The configuration of the memory, or of what stands in its place."""
@@ -162,15 +180,19 @@ def load_memory(cell: Cell, path: Path) -> Memory:
 
 
 def run_cell(
-    cell: Cell, checkpoint: Path | None = None, report: Callable[[int, int], None] = lambda done, total: None
+    cell: Cell,
+    checkpoint: Path | None = None,
+    report: Callable[[int, int], None] = lambda done, total: None,
+    teacher: Path | None = None,
 ) -> dict[str, Any]:
-    """Train, judge and describe one cell; writes the memory to `checkpoint`.
+    """Train, judge and describe one cell; writes the memory to `checkpoint` and its EMA teacher to `teacher`.
 
     Deterministic on one machine with one thread. The record is what `results/cells.jsonl` holds, plus history.
     """
     import torch
 
     from aura_ros.bench.recall.scores import evaluate, evaluate_at, state_bytes
+    from aura_ros.training.teacher import EmaTeacher
     from aura_ros.training.train import Progress, train
 
     torch.set_num_threads(1)
@@ -186,13 +208,24 @@ def run_cell(
             sums = np.zeros(3)
         report(progress.step, cell.train.steps)
 
+    averaged: list[EmaTeacher] = []
+
+    def follow(student: Memory) -> None:
+        if teacher is None:
+            return
+        if not averaged:
+            averaged.append(EmaTeacher(student))
+        averaged[0].follow(student)
+
     begin = time.process_time()
     task = cell.make_task()
-    module = train(cell.memory(), task, cell.train, cell.objective, note)
+    module = train(cell.memory(), cell.training_task(), cell.train, cell.objective, note, follow)
     trained = time.process_time() - begin
     scores = evaluate(module, task)
     if checkpoint is not None:
         save_memory(module, checkpoint)
+    if teacher is not None:
+        save_memory(averaged[0].module, teacher)
     further = [dataclasses.asdict(evaluate_at(module, cell.make_task(n), n)) for n in cell.lengths]
     parameters = list(module.parameters())
     return {

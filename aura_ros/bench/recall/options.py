@@ -51,6 +51,11 @@ class Train:
     event: Annotated[float, _text("event probability of sparse_recall; 0: its own", "P")] = 0.0
     engine: Annotated[str, _text("chunked (all steps at once) or bptt (step by step)", "NAME")] = "chunked"
     out: Annotated[Path | None, _text("file to make; none: runs/recall/<key>.safetensors", "PATH")] = None
+    teacher: Annotated[
+        bool,
+        tyro.conf.FlagCreatePairsOff,
+        _text("keep the EMA teacher too, as <out>.teacher.safetensors", ""),
+    ] = False
 
 
 @dataclasses.dataclass(frozen=True)

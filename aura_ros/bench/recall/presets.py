@@ -36,6 +36,8 @@ LONG = frozenset(
         Variant.LEARNED_TOKEN_GATE,
     }
 )
+# Of training's empty steps that ask for a key: a key not bound yet is answered with class 0.
+PROBE = 0.3
 # The write rate that the content-blind schedules and the token gate are given: the memory's own on the task.
 MAIN_RATE, HARD_RATE = 0.102, 0.168
 
@@ -88,8 +90,8 @@ def ablation() -> list[Cell]:
 
 
 def default_value() -> list[Cell]:
-    """Fewer writes than there is news: the recipe that finds the default value, at every state size."""
-    return _cells("noisy_long_recall", [Variant.AURA], (16, 32, 64), OPEN, label="open")
+    """Fewer writes than there are changes: trained with probes, so that an empty memory stands for class 0."""
+    return _cells("noisy_long_recall", [Variant.AURA], (32, 64, 16), AURA, label="probe", probe=PROBE)
 
 
 def paper_hard() -> list[Cell]:

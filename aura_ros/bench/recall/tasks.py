@@ -46,6 +46,9 @@ class NoisyRecall:
     again to a random value with probability `overwrite`; the other steps are distractors (random key and value,
     no flag) with probability `distractor`, else zeros; in the last `queries` steps as many different bound keys
     are asked for. Observation: one-hot key, one-hot value, bind flag, query flag.
+
+    probe: for training alone, probability that a step of zeros asks for a random key instead; the answer for a key that
+    was not bound yet is class 0, which gives an empty memory a value to stand for.
     """
 
     name: str
@@ -56,6 +59,7 @@ class NoisyRecall:
     overwrite: float
     distractor: float
     steps: int
+    probe: float = 0.0
 
     def __post_init__(self) -> None:
         if not 1 <= self.queries <= self.bindings <= self.keys:
@@ -106,6 +110,12 @@ class NoisyRecall:
         event = key >= 0
         noise = ~event & (rng.random((count, stream)) < self.distractor)
         key = np.where(noise, rng.integers(0, self.keys, (count, stream)), key)
+        # Drawn only where it is asked for: without, the same generator state gives the same episodes as ever.
+        probed = np.zeros_like(event)
+        if self.probe:
+            probed = ~event & ~noise & (rng.random((count, stream)) < self.probe)
+            key = np.where(probed, rng.integers(0, self.keys, (count, stream)), key)
+        targets = np.full((count, self.steps), NO_TARGET, np.int64)
 
         changes, news = np.zeros((count, self.steps), bool), np.zeros((count, self.steps), bool)
         stored = np.full((count, self.keys), -1)
@@ -117,6 +127,7 @@ class NoisyRecall:
             changes[:, t] = on & (old != new)
             news[:, t] = on & (np.where(old < 0, 0, old) != new)
             stored[everyone[on], at[on]] = new[on]
+            targets[:, t] = np.where(probed[:, t], np.maximum(old, 0), NO_TARGET)
 
         asked = np.take_along_axis(bound, _shuffled(rng, count, self.bindings)[:, : self.queries], axis=1)
         observations = np.zeros((count, self.steps, self.input_dim), np.float32)
@@ -124,12 +135,16 @@ class NoisyRecall:
         observations[shown, when, key[shown, when]] = 1.0
         observations[shown, when, self.keys + value[shown, when]] = 1.0
         observations[:, :stream, -2] = event
+        asking, when = np.nonzero(probed)
+        observations[asking, when, key[asking, when]] = 1.0
+        observations[:, :stream, -1] = probed
         observations[rows, np.arange(stream, self.steps)[None], asked] = 1.0
         observations[:, stream:, -1] = 1.0
-        targets = np.full((count, self.steps), NO_TARGET, np.int64)
         targets[:, stream:] = stored[rows, asked]
         kinds = np.full((count, self.steps), QUERY, np.uint8)
-        kinds[:, :stream] = np.where(event, EVENT, np.where(noise, DISTRACTOR, FILLER))
+        kinds[:, :stream] = np.where(
+            event, EVENT, np.where(noise, DISTRACTOR, np.where(probed, QUERY, FILLER))
+        )
         tokens = np.concatenate([key, asked], axis=1) + 1
         tokens[:, :stream] += self.keys * event
         return Episodes(observations, targets, kinds, tokens, changes, news)
