@@ -332,9 +332,12 @@ class MemoryModule(nn.Module):
             batch_mean = surprise.mean()
             centre = first * batch_mean + (1 - first) * self.surprise_mean
             spread = (surprise - centre).square().mean()
-            self.surprise_mean.copy_(keep * self.surprise_mean + (1 - keep) * batch_mean)
-            self.surprise_variance.copy_(keep * self.surprise_variance + (1 - keep) * spread)
-            self.surprise_ready.fill_(1.0)
+            # A batch that explodes leaves no trace.
+            keep = torch.where(torch.isfinite(spread), keep, torch.ones_like(keep))
+            new_mean, new_spread = (torch.nan_to_num(x, 0.0, 0.0, 0.0) for x in (batch_mean, spread))
+            self.surprise_mean.copy_(keep * self.surprise_mean + (1 - keep) * new_mean)
+            self.surprise_variance.copy_(keep * self.surprise_variance + (1 - keep) * new_spread)
+            self.surprise_ready.copy_(torch.maximum(self.surprise_ready, (keep < 1).to(keep.dtype)))
         return (surprise - self.surprise_mean) / torch.sqrt(self.surprise_variance + STATISTICS_EPSILON)
 
     def _read_ungated(self, z: Tensor, state: MemoryState) -> tuple[Tensor, MemoryState, _Write]:

@@ -50,9 +50,10 @@ class Objective:
         cross_entropy = functional.cross_entropy(logits, targets)
         kl = 0.5 * (mu.square() + logvar.exp() - 1 - logvar).sum(-1).mean()
         ce = float(cross_entropy.detach())
-        self.running_ce = (
-            ce if math.isinf(self.running_ce) else self.MOMENTUM * self.running_ce + (1 - self.MOMENTUM) * ce
-        )
+        if math.isinf(self.running_ce):
+            self.running_ce = ce if math.isfinite(ce) else math.inf
+        elif math.isfinite(ce):
+            self.running_ce = self.MOMENTUM * self.running_ce + (1 - self.MOMENTUM) * ce
         gamma = c.gamma * min(1.0, (step + 1) / max(c.ramp * self.steps, 1e-9))
         if c.kind == "paper":
             penalty = gamma * functional.relu(soft.mean() - c.rho).square()

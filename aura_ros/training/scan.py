@@ -206,9 +206,10 @@ def normalised(module: MemoryModule, surprise: Tensor) -> Tensor:
         mean = surprise.mean()
         centre = module.surprise_mean if keep else mean
         spread = (surprise - centre).square().mean()
-        module.surprise_mean.mul_(keep).add_((1 - keep) * mean)
-        module.surprise_variance.mul_(keep).add_((1 - keep) * spread)
-        module.surprise_ready.fill_(1.0)
+        if torch.isfinite(spread):
+            module.surprise_mean.mul_(keep).add_((1 - keep) * mean)
+            module.surprise_variance.mul_(keep).add_((1 - keep) * spread)
+            module.surprise_ready.fill_(1.0)
     return (surprise - module.surprise_mean) / torch.sqrt(module.surprise_variance + STATISTICS_EPSILON)
 
 

@@ -15,6 +15,8 @@ from aura_ros.memory.module import STATISTICS_EPSILON, STATISTICS_MOMENTUM, Memo
 Array = npt.NDArray[Any]
 
 
+# A batch that explodes is left out later; sigmoid(-inf) is 0 as it should be.
+@np.errstate(over="ignore", invalid="ignore")
 def scan_gates_numpy(
     module: MemoryModule, z: Array, q: Array, k: Array, v: Array, noise: Array | None, force: Array | None
 ) -> tuple[Array, Array, Array]:
@@ -48,9 +50,7 @@ def scan_gates_numpy(
         if noise is not None:
             logit += noise[:, t]
         if force is None:
-            # As sigmoid(x) > limit; exp may overflow to infinity, whose sigmoid is the right one.
-            with np.errstate(over="ignore"):
-                on = 1 / (1 + np.exp(-logit / config.temperature)) > config.threshold
+            on = 1 / (1 + np.exp(-logit / config.temperature)) > config.threshold
         else:
             on = force[:, t]
         previous[t], surprises[t], fired[t] = read, surprise, on
@@ -83,9 +83,12 @@ class _Statistics:
             keep = STATISTICS_MOMENTUM if self._ready else 0.0
             mean = surprise.mean()
             off = surprise - (self._mean if keep else mean)
-            self._mean = keep * self._mean + (1 - keep) * mean
-            self._variance = keep * self._variance + (1 - keep) * (off @ off) / len(off)
-            self._ready = 1.0
+            spread = (off @ off) / len(off)
+            # A batch that explodes leaves no trace.
+            if np.isfinite(spread):
+                self._mean = keep * self._mean + (1 - keep) * mean
+                self._variance = keep * self._variance + (1 - keep) * spread
+                self._ready = 1.0
         return (surprise - self._mean) / np.sqrt(self._variance + STATISTICS_EPSILON)
 
     def keep(self, module: MemoryModule) -> None:

@@ -46,7 +46,7 @@ class TrainConfig:
     """How a memory is trained. Checked at construction; raises UserError naming the field.
 
     open_until: at the start the gate is held open (forward 1, gradient of the soft gate), until the running
-    cross-entropy is below it.
+    cross-entropy is below it, for 60 % of the steps at most.
     """
 
     steps: int = option(1200, "gradient steps", minimum=1, maximum=10_000_000)

@@ -25,6 +25,8 @@ from aura_ros.training.settings import ENGINES, TrainConfig
 Memory = MemoryModule | Baseline
 # Training data comes in blocks of this many batches: one generator call for all of them.
 BLOCK = 20
+# Share of the steps after which a gate is held open no longer.
+OPEN_AT_MOST = 0.6
 # Not 0..n, so that no training stream is an evaluation stream.
 TRAINING_SEED = 7_919
 
@@ -100,7 +102,8 @@ def train(
     loss_of = Objective(objective, config.steps)
     opened = config.open_until > 0 and module.config.variant in GATED_VARIANTS
     for step, episodes in zip(range(config.steps), batches(config, task), strict=False):
-        opened = opened and not loss_of.running_ce < config.open_until
+        # A memory too small for its task never gets there, and its gate must learn all the same.
+        opened = opened and step < OPEN_AT_MOST * config.steps and not loss_of.running_ce < config.open_until
         progress = gradient_step(module, optimiser, loss_of, config, step, episodes, opened)
         follow(module)
         report(progress)
@@ -129,10 +132,12 @@ def gradient_step(
         total = total + token_gate_loss(module, done, torch.from_numpy(episodes.tokens), config.token_rate)
     optimiser.zero_grad(set_to_none=True)
     total.backward()
-    torch.nn.utils.clip_grad_norm_(
+    norm = torch.nn.utils.clip_grad_norm_(
         [p for group in optimiser.param_groups for p in group["params"]], config.clip
     )
-    optimiser.step()
+    # Writes of keys that are not normalised may explode on a batch: it must not spoil the weights for good.
+    if torch.isfinite(norm):
+        optimiser.step()
     with torch.no_grad():
         accuracy = float((logits.argmax(-1) == targets[asked]).float().mean())
     return Progress(step + 1, loss.cross_entropy, loss.write_rate, accuracy)

@@ -9,8 +9,12 @@ import torch
 from aura_ros.bench.recall.tasks import MAIN
 from aura_ros.memory.config import MemoryConfig, Variant
 from aura_ros.memory.module import MemoryModule, logistic_noise
-from aura_ros.training.scan import delta_rule, run_sequence, run_stepwise, scan_gates
+from aura_ros.training import scan_numpy
+from aura_ros.training.objective import Objective, ObjectiveConfig
+from aura_ros.training.scan import delta_rule, normalised, run_sequence, run_stepwise, scan_gates
 from aura_ros.training.scan_numpy import scan_gates_numpy
+from aura_ros.training.settings import TrainConfig
+from aura_ros.training.train import gradient_step
 
 FAST = [v for v in Variant if v not in (Variant.FULL_RECURRENCE, Variant.NO_MEMORY, Variant.RANDOM_WRITE)]
 
@@ -60,6 +64,41 @@ def test_chunked_equals_stepwise_with_its_gradients(variant, chunk, normalise):
             )
             compared += 1
     assert compared == (13 if gated else 9)
+
+
+def test_a_batch_that_explodes_spoils_neither_statistics_nor_weights():
+    # Statistics first: the three forms agree that nothing was seen.
+    calm, wild = torch.tensor([1.0, 2.0, 4.0]).double(), torch.tensor([1.0, torch.inf, 3.0]).double()
+    for first in (calm, wild):
+        kept = []
+        for form in (MemoryModule._normalise, normalised, _numpy_statistics):
+            module = memory()
+            for surprise in (first, wild, calm):
+                form(module, surprise)
+            kept.append([float(getattr(module, f"surprise_{n}")) for n in ("mean", "variance", "ready")])
+        assert np.isfinite(kept).all()
+        np.testing.assert_allclose(kept[0], kept[1], rtol=0, atol=1e-12)
+        np.testing.assert_allclose(kept[0], kept[2], rtol=0, atol=1e-12)
+    # Weights: keys so long that W overflows float32 within an episode.
+    module = MemoryModule(
+        MemoryConfig(input_dim=MAIN.input_dim, out_dim=4, dk=8, dv=8, normalise_keys=False, eta_init=9.0)
+    ).train()
+    with torch.no_grad():
+        module.to_k.weight.mul_(50)
+    before = [p.clone() for p in module.parameters()]
+    optimiser, loss_of = torch.optim.AdamW(module.parameters()), Objective(ObjectiveConfig(), 10)
+    episodes = MAIN.episodes(4, np.random.default_rng(0))
+    progress = gradient_step(module, optimiser, loss_of, TrainConfig(), 0, episodes, opened=True)
+    assert not np.isfinite(progress.cross_entropy)
+    assert all(torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True))
+    assert loss_of.running_ce == np.inf
+
+
+def _numpy_statistics(module, surprise):
+    statistics = scan_numpy._Statistics(module)
+    with np.errstate(invalid="ignore"):
+        statistics.normalise(surprise.numpy())
+    statistics.keep(module)
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.1, 0.5, 1.0])

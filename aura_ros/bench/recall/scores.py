@@ -36,6 +36,7 @@ class Scores:
     query_rate: float
     soft_event: float
     soft_distractor: float
+    soft_query: float
     floor_events: float
     floor_skip: float
     floor_default: float
@@ -113,6 +114,7 @@ def evaluate(module: Memory, task: Task, count: int = 0, batch: int = 512) -> Sc
         query_rate=rate(all_fired, QUERY),
         soft_event=rate(all_soft, EVENT),
         soft_distractor=rate(all_soft, DISTRACTOR),
+        soft_query=rate(all_soft, QUERY),
         floor_events=floors.events,
         floor_skip=floors.skip,
         floor_default=floors.default,

@@ -132,9 +132,7 @@ class Judgement:
         s = self.scores
         fewer = f", {s.ratio:.2f}x fewer than every step" if s.write_rate else ""
         event = "" if self.event is None else f", events with probability {self.event:g}"
-        soft = [f"events {s.soft_event:.4f}", f"distractors {s.soft_distractor:.2g}"]
-        if (query := getattr(s, "soft_query", None)) is not None:
-            soft.append(f"queries {query:.2g}")
+        soft = f"events {s.soft_event:.4f}, distractors {s.soft_distractor:.2g}, queries {s.soft_query:.2g}"
         return (
             f"{self.checkpoint}: {self.variant}, N = {self.state_dim}, on {self.task}, {self.steps:,} steps{event}, "
             f"{self.episodes:,} episodes\n"
@@ -145,7 +143,7 @@ class Judgement:
             f"{s.floor_default:.2f}x with a default value; writes are {self.over_skip:.3f} x the skip floor's\n"
             f"gate fires  events {100 * s.event_rate:.2f} %, distractors {100 * s.distractor_rate:.2f} %, "
             f"filler {100 * s.filler_rate:.2f} %, queries {100 * s.query_rate:.2f} %\n"
-            f"soft gate   {', '.join(soft)}\n"
+            f"soft gate   {soft}\n"
             f"state       {self.state_bytes:,} bytes after {self.steps:,} steps, batch 1\n"
         )
 
