@@ -121,8 +121,8 @@ def _probed(dims: Sequence[int]) -> list[Cell]:
             label="probe",
             probe=HARD_PROBE,
         ):
-            # Keys that are not normalised learn faster where the state has fewer rows than there are keys.
-            cells.append(dataclasses.replace(cell, normalise_keys=n >= 24))
+            # Keys that are not normalised learn faster: on the plateau at the start as where keys outnumber rows.
+            cells.append(dataclasses.replace(cell, normalise_keys=False))
     return cells
 
 
@@ -237,6 +237,7 @@ def preset_cells(
     if name not in PRESETS:
         raise UserError(f"preset '{name}' is unknown; choose one of: {', '.join(PRESETS)}")
     cells = PRESETS[name]()
+    narrowed: list[str] = []
     for what, chosen, attribute in (
         ("seed", seeds, "seed"),
         ("budget", budgets, "state_dim"),
@@ -244,12 +245,25 @@ def preset_cells(
     ):
         if chosen is None:
             continue
-        there = sorted({getattr(cell, attribute) for cell in cells}, key=str)
-        if wrong := [value for value in chosen if value not in there]:
-            raise UserError(f"{what} {wrong[0]} is not in preset '{name}'; it has {there}")
+        for value in chosen:
+            if value not in {getattr(cell, attribute) for cell in cells}:
+                raise UserError(_not_there(name, what, attribute, value, cells, narrowed))
         cells = [cell for cell in cells if getattr(cell, attribute) in chosen]
+        narrowed.append(f"{what}{'' if len(chosen) == 1 else 's'} {', '.join(map(str, chosen))}")
     if steps is not None:
         cells = [
             dataclasses.replace(cell, train=dataclasses.replace(cell.train, steps=steps)) for cell in cells
         ]
     return cells
+
+
+def _not_there(
+    name: str, what: str, attribute: str, value: object, cells: Sequence[Cell], narrowed: Sequence[str]
+) -> str:
+    """What is said of a value that no cell has: of the whole preset, or of those that the choices before have left."""
+    whole = PRESETS[name]()
+    there = sorted({getattr(cell, attribute) for cell in whole}, key=str)
+    if value not in there:
+        return f"{what} {value} is not in preset '{name}'; it has {there}"
+    left = sorted({getattr(cell, attribute) for cell in cells}, key=str)
+    return f"preset '{name}' has no cell of {what} {value} with {' and '.join(narrowed)}; with these it has {left}"
