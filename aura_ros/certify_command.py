@@ -85,7 +85,8 @@ def run_certify(command: Certify) -> int:
 
 def _checkpoint(command: Certify) -> dict[str, Any]:
     from aura_ros.bench.certificate import paper
-    from aura_ros.bench.certificate.recall import RecallConfig, certify_recall, task_of
+    from aura_ros.bench.certificate.recall import RecallConfig, certify_recall
+    from aura_ros.bench.recall.tasks import find_task, fitting_task
     from aura_ros.memory.checkpoint import load_checkpoint
 
     config = RecallConfig(
@@ -97,7 +98,7 @@ def _checkpoint(command: Certify) -> dict[str, Any]:
         seed=command.seed,
     )
     held = load_checkpoint(str(command.checkpoint))
-    task = task_of(held.config, command.task)
+    task = find_task(fitting_task(held.config.input_dim, held.config.out_dim, command.task))
 
     import torch
 
@@ -123,7 +124,7 @@ def _checkpoint(command: Certify) -> dict[str, Any]:
     _say(
         f"teacher: {command.teacher}, kept in training"
         if command.teacher is not None
-        else f"teacher: EMA 0.95 over {config.teacher_steps} gradient steps from the checkpoint, learning rate "
+        else f"teacher: made, EMA 0.95 over {config.teacher_steps} gradient steps from the checkpoint, learning rate "
         f"{config.teacher_lr:g}, no write penalty, seed {config.seed}"
     )
     _header()
@@ -135,12 +136,33 @@ def _checkpoint(command: Certify) -> dict[str, Any]:
     loss = found.loss
     _say(f"true value loss at queries: mean {loss.value:.4g} [{loss.low:.4g}, {loss.high:.4g}]")
     _say(SOURCE)
-    _say("delta compares with the teacher (4.4), not with the law of the next state that AP2 asks for.")
+    _say(
+        "delta compares with the teacher (4.4), not with the law of the next state that AP2 asks for, and scales with the "
+        "teacher's learning rate: "
+        + (
+            "here that of its training."
+            if command.teacher is not None
+            else f"here {config.teacher_lr:g}, chosen for a teacher made afterwards; one that training kept (`aura "
+            "recall train --teacher`, then --teacher) is to be preferred."
+        )
+    )
     _say(paper.recall_line())
     return {
         "kind": "recall",
         "checkpoint": str(command.checkpoint),
         "weights_hash": held.weights_hash,
+        "teacher": {
+            "source": "made",
+            "steps": config.teacher_steps,
+            "lr": config.teacher_lr,
+            "seed": config.seed,
+        }
+        if command.teacher is None
+        else {
+            "source": "kept in training",
+            "checkpoint": str(command.teacher),
+            "weights_hash": load_checkpoint(command.teacher).weights_hash,
+        },
         "config": dataclasses.asdict(config),
         **dataclasses.asdict(found),
     }

@@ -299,6 +299,13 @@ def main() -> None:
             f"aura: '{refused.filename}' may not be read or written by you; give a place that may\n"
         )
         status = 2
+    except (MemoryError, RuntimeError) as short:
+        # Torch has no class of its own for what the CPU's allocator refuses.
+        if isinstance(short, RuntimeError) and "allocate memory" not in str(short):
+            raise
+        reason = " ".join(str(short).split())[:160] or "MemoryError"
+        sys.stderr.write(f"aura: too little memory ({reason}); give smaller sizes, or fewer at once\n")
+        status = 1
     except BrokenPipeError:
         # The reader of our output went away (`aura ... | head`).
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -140,6 +140,7 @@ def _train(command: Train) -> int:
         batch=command.batch,
         length=command.length,
         event=command.event,
+        probe=command.probe,
         engine=command.engine,
     )
     out = command.out or Path("runs/recall") / f"{cell.key}.safetensors"
@@ -220,16 +221,20 @@ def _figures(command: Figures) -> int:
 
 
 def _verify(command: Verify) -> int:
-    from aura_ros.bench.recall.table import read_cells
-    from aura_ros.bench.recall.verify import verify
+    from aura_ros.bench.recall.verify import choose, judge_again
 
-    read_cells(command.folder)
+    choice = choose(command.folder, command.count, command.seed)
+    sys.stdout.write(
+        f"{len(choice.records)} of {choice.kept} cells with a checkpoint, chosen by --seed {choice.seed}\n"
+    )
+    sys.stdout.flush()
     checks = []
-    for check in verify(command.folder, command.count, command.seed):
-        checks.append({**dataclasses.asdict(check), "equal": check.equal})
+    for check in judge_again(choice):
+        checks.append({**dataclasses.asdict(check), "equal": check.equal, "seed": choice.seed})
         word = "equal" if check.equal else "DIFFERENT"
+        where = f" at T = {check.steps:,}" if check.steps else ""
         sys.stdout.write(
-            f"{word:<9} {check.key}: accuracy {check.accuracy:.6f} (recorded {check.recorded_accuracy:.6f}), writes "
+            f"{word:<9} {check.key}{where}: accuracy {check.accuracy:.6f} (recorded {check.recorded_accuracy:.6f}), writes "
             f"{check.write_rate:.6f} (recorded {check.recorded_write_rate:.6f})\n"
         )
         sys.stdout.flush()
@@ -298,6 +303,8 @@ def _presets(command: Presets) -> int:
         about, cells = (make.__doc__ or "").strip().splitlines()[0], make()
         numbers.append({"name": name, "cells": len(cells), "about": about, "keys": [c.key for c in cells]})
         sys.stdout.write(f"{name:<18} {len(cells):>4} cells  {about}\n")
-    sys.stdout.write("floors                0 cells  The writes that no memory can do without, counted.\n")
+    sys.stdout.write(
+        "floors                0 cells  Counts writes: of every event, of changes, and with a default value.\n"
+    )
     _write(command.json, numbers)
     return 0

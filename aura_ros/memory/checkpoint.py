@@ -1,4 +1,4 @@
-"""Keep a memory's weights in one safetensors file whose content hash is checked when it is read."""
+"""Keep weights in one safetensors file whose content hash is checked when it is read: a memory's, and other kinds."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from aura_ros.errors import UserError
 from aura_ros.files import LFS_POINTER
 from aura_ros.memory.config import MemoryConfig, buffer_shapes, parameter_shapes
 
+Shape = tuple[int, ...]
 Arrays = dict[str, npt.NDArray[np.float32]]
 
 FORMAT = "aura_memory/1"
@@ -51,20 +52,7 @@ def check_arrays(config: MemoryConfig, arrays: Mapping[str, npt.NDArray[np.float
 
     where: what the arrays belong to, for the message.
     """
-    wanted = parameter_shapes(config) | buffer_shapes(config)
-    if missing := sorted(set(wanted) - set(arrays)):
-        raise UserError(f"{where} lacks {missing[0]} ({len(missing)} missing); export the memory again")
-    if extra := sorted(set(arrays) - set(wanted)):
-        raise UserError(f"{where} has unknown {extra[0]} ({len(extra)} unknown); export the memory again")
-    for name, shape in wanted.items():
-        array = arrays[name]
-        if array.shape != shape or array.dtype != np.float32:
-            raise UserError(
-                f"{where}: {name} is {array.dtype} {list(array.shape)}; expected float32 {list(shape)}; "
-                "export the memory again"
-            )
-        if not np.isfinite(array).all():
-            raise UserError(f"{where}: {name} holds NaN or infinity; use one from before it diverged")
+    check_shapes(parameter_shapes(config) | buffer_shapes(config), arrays, where, "export the memory again")
 
 
 def save_checkpoint(path: str | os.PathLike[str], config: MemoryConfig, arrays: Arrays) -> str:
@@ -72,11 +60,56 @@ def save_checkpoint(path: str | os.PathLike[str], config: MemoryConfig, arrays: 
 
     Raises UserError when the arrays do not fit the configuration or the folder cannot be written.
     """
+    check_arrays(config, arrays, f"memory for '{Path(path)}'")
+    return write_weights(path, FORMAT, config.to_json(), arrays, "memory")
+
+
+def load_checkpoint(path: str | os.PathLike[str]) -> MemoryCheckpoint:
+    """Read and verify a file that `save_checkpoint` wrote.
+
+    Raises UserError when it is missing, truncated, no memory of ours, altered, of wrong shapes or not finite.
+    """
+    where = f"memory checkpoint '{Path(path)}'"
+    config_json, arrays, weights_hash = read_weights(path, FORMAT, where, "export the memory again")
+    config = MemoryConfig.from_json(config_json)
+    check_arrays(config, arrays, where)
+    return MemoryCheckpoint(config, arrays, weights_hash)
+
+
+# Of any kind of file
+
+
+def check_shapes(
+    wanted: Mapping[str, Shape], arrays: Mapping[str, npt.NDArray[np.float32]], where: str, remedy: str
+) -> None:
+    """Raise UserError unless the arrays are exactly those wanted, float32 and finite.
+
+    where, remedy: whose they are and what to do, for the message.
+    """
+    if missing := sorted(set(wanted) - set(arrays)):
+        raise UserError(f"{where} lacks {missing[0]} ({len(missing)} missing); {remedy}")
+    if extra := sorted(set(arrays) - set(wanted)):
+        raise UserError(f"{where} has unknown {extra[0]} ({len(extra)} unknown); {remedy}")
+    for name, shape in wanted.items():
+        array = arrays[name]
+        if array.shape != shape or array.dtype != np.float32:
+            raise UserError(
+                f"{where}: {name} is {array.dtype} {list(array.shape)}; expected float32 {list(shape)}; {remedy}"
+            )
+        if not np.isfinite(array).all():
+            raise UserError(f"{where}: {name} holds NaN or infinity; use one from before it diverged")
+
+
+def write_weights(
+    path: str | os.PathLike[str], file_format: str, config_json: str, arrays: Arrays, what: str
+) -> str:
+    """Write a file of any kind as a whole or not at all; return its weights_hash. Raises UserError if it cannot be.
+
+    what: what is written, for the message.
+    """
     target = Path(path)
-    check_arrays(config, arrays, f"memory for '{target}'")
-    config_json = config.to_json()
     weights_hash = content_hash(config_json, arrays)
-    metadata = {"format": FORMAT, "config": config_json, "sha256": weights_hash}
+    metadata = {"format": file_format, "config": config_json, "sha256": weights_hash}
     # In the target's folder, since os.replace is atomic only within one file system.
     temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
     try:
@@ -86,51 +119,52 @@ def save_checkpoint(path: str | os.PathLike[str], config: MemoryConfig, arrays: 
         os.replace(temporary, target)
     except (OSError, SafetensorError) as error:
         temporary.unlink(missing_ok=True)
-        reason = " ".join(str(error).split())
         raise UserError(
-            f"cannot write memory to '{target}' ({reason}); give a path in a writable folder"
+            f"cannot write {what} to '{target}' ({_line(error)}); give a path in a writable folder"
         ) from error
     return weights_hash
 
 
-def load_checkpoint(path: str | os.PathLike[str]) -> MemoryCheckpoint:
-    """Read and verify a file that `save_checkpoint` wrote.
+def read_weights(
+    path: str | os.PathLike[str], file_format: str, where: str, remedy: str
+) -> tuple[str, Arrays, str]:
+    """Read what `write_weights` wrote: configuration as JSON, arrays, weights_hash.
 
-    Raises UserError when it is missing, truncated, no memory of ours, altered, of wrong shapes or not finite.
+    where, remedy: which file and what to do, for the message. Raises UserError when it is missing, truncated, of another
+    format, not float32 or altered; shapes and values are the caller's to check.
     """
     source = Path(path)
     if not source.is_file():
-        raise UserError(f"memory checkpoint '{source}' is not a file; give the path of an exported memory")
+        raise UserError(f"{where} is not a file; give the path of one that this package wrote")
     try:
         with source.open("rb") as file:
             if file.read(len(LFS_POINTER)) == LFS_POINTER:
-                raise UserError(f"memory checkpoint '{source}' is a Git LFS pointer; run `git lfs pull`")
+                raise UserError(f"{where} is a Git LFS pointer; run `git lfs pull`")
         with safe_open(source, framework="numpy") as tensors:
             metadata = dict(tensors.metadata() or {})
+            # Before any tensor is read: another kind of file is named as such, whatever it holds.
+            if metadata.get("format") != file_format or not {"config", "sha256"} <= set(metadata):
+                raise UserError(
+                    f"{where} has format {metadata.get('format')!r}; expected {file_format!r}; {remedy} with this package"
+                )
             arrays = {}
             for name in tensors.keys():  # noqa: SIM118 (no mapping)
                 # Asked before reading, since NumPy has no bfloat16 to read into.
                 if (dtype := tensors.get_slice(name).get_dtype()) != "F32":
-                    raise UserError(
-                        f"memory checkpoint '{source}': {name} is {dtype}; expected F32; export it again"
-                    )
+                    raise UserError(f"{where}: {name} is {dtype}; expected F32; {remedy}")
                 arrays[name] = tensors.get_tensor(name)
     except (OSError, SafetensorError) as error:
-        reason = " ".join(str(error).split())
         raise UserError(
-            f"memory checkpoint '{source}' cannot be read ({reason}); it is truncated or no safetensors file"
+            f"{where} cannot be read ({_line(error)}); it is truncated or no safetensors file"
         ) from error
-    if metadata.get("format") != FORMAT or not {"config", "sha256"} <= set(metadata):
-        raise UserError(
-            f"memory checkpoint '{source}' has format {metadata.get('format')!r}; expected {FORMAT!r}; "
-            "export the memory with this package"
-        )
     found = content_hash(metadata["config"], arrays)
     if found != metadata["sha256"]:
         raise UserError(
-            f"memory checkpoint '{source}' has content hash {found[:12]}, not {metadata['sha256'][:12]!r}; "
+            f"{where} has content hash {found[:12]}, not {metadata['sha256'][:12]!r}; "
             "it was altered or damaged, copy it again"
         )
-    config = MemoryConfig.from_json(metadata["config"])
-    check_arrays(config, arrays, f"memory checkpoint '{source}'")
-    return MemoryCheckpoint(config, arrays, found)
+    return metadata["config"], arrays, found
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())

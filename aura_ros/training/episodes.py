@@ -51,6 +51,11 @@ class Task(Protocol):
         ...
 
     @property
+    def steps(self) -> int:
+        """Of an episode."""
+        ...
+
+    @property
     def input_dim(self) -> int:
         """Width of an observation."""
         ...

@@ -9,6 +9,7 @@ from aura_ros.errors import UserError
 
 ENGINES = ("chunked", "bptt")
 OBJECTIVES = ("paper", "aura")
+SMALLEST_LR = 1e-8
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class TrainConfig:
     steps: int = option(1200, "gradient steps", minimum=1, maximum=10_000_000)
     batch: int = option(32, "episodes a step", minimum=1, maximum=65_536)
     seed: int = option(0, "of data, noise and codes", minimum=0, maximum=2**31 - 1)
-    lr: float = option(3e-3, "AdamW's learning rate at its peak", minimum=1e-8, maximum=1.0)
+    lr: float = option(3e-3, "AdamW's learning rate at its peak", minimum=SMALLEST_LR, maximum=1.0)
     warmup: int = option(100, "steps of linear warm-up", minimum=0, maximum=1_000_000)
     lr_floor: float = option(
         0.02, "learning rate at the end, as a share of the peak", minimum=0.0, maximum=1.0

@@ -23,8 +23,11 @@ from aura_ros.training.settings import ENGINES, TrainConfig
 
 # What can be trained.
 Memory = MemoryModule | Baseline
-# Training data comes in blocks of this many batches: one generator call for all of them.
-BLOCK = 20
+# Training data comes in blocks of this many batches, one generator call for all of them; in fewer where that would be
+# more than so many steps of all episodes together.
+BLOCK, BLOCK_STEPS = 20, 2**22
+# A training whose last steps, so many or all, were left out has learned nothing that is worth keeping.
+SKIPPED_AT_END = 100
 # Share of the steps after which a gate is held open no longer.
 OPEN_AT_MOST = 0.6
 # Not 0..n, so that no training stream is an evaluation stream.
@@ -33,19 +36,21 @@ TRAINING_SEED = 7_919
 
 @dataclass(frozen=True)
 class Progress:
-    """After a gradient step: its number, and the batch's plain losses."""
+    """After a gradient step: its number, and the batch's plain losses. skipped: not finite, the weights stayed."""
 
     step: int
     cross_entropy: float
     write_rate: float
     accuracy: float
+    skipped: bool = False
 
 
 def batches(config: TrainConfig, task: Task) -> Iterator[Episodes]:
     """Endless batches from the seed, made in blocks."""
     rng = np.random.default_rng([TRAINING_SEED, config.seed])
+    many = min(BLOCK, max(BLOCK_STEPS // (config.batch * task.steps), 1))
     while True:
-        block = task.episodes(config.batch * BLOCK, rng)
+        block = task.episodes(config.batch * many, rng)
         for start in range(0, len(block), config.batch):
             yield block.slice(slice(start, start + config.batch))
 
@@ -87,7 +92,7 @@ def train(
     """Train a memory; the same configurations give the same weights on one machine with one thread.
 
     follow: gets the memory after each gradient step, as an EMA teacher does. Raises UserError for freeze_gate of what
-    has no gate.
+    has no gate, a batch that asks nothing, and a training that ends in steps none of which was finite.
     """
     torch.manual_seed(config.seed)
     module = build(memory)
@@ -101,12 +106,19 @@ def train(
     optimiser = torch.optim.AdamW(trained, lr=config.lr)
     loss_of = Objective(objective, config.steps)
     opened = config.open_until > 0 and module.config.variant in GATED_VARIANTS
+    learned = 0
     for step, episodes in zip(range(config.steps), batches(config, task), strict=False):
         # A memory too small for its task never gets there, and its gate must learn all the same.
         opened = opened and step < OPEN_AT_MOST * config.steps and not loss_of.running_ce < config.open_until
         progress = gradient_step(module, optimiser, loss_of, config, step, episodes, opened)
+        learned = learned if progress.skipped else progress.step
         follow(module)
         report(progress)
+    if config.steps - learned >= min(SKIPPED_AT_END, config.steps):
+        raise UserError(
+            f"training exploded: no gradient was finite from step {learned + 1} to the last, {config.steps}; "
+            "lower lr or normalise keys"
+        )
     return module.eval()
 
 
@@ -119,12 +131,20 @@ def gradient_step(
     episodes: Episodes,
     opened: bool,
 ) -> Progress:
-    """One batch forward, backward, and into the weights; opened: with the gate held open."""
+    """One batch forward, backward, and into the weights; opened: with the gate held open.
+
+    Raises UserError for a batch that asks nothing.
+    """
     for group in optimiser.param_groups:
         group["lr"] = learning_rate(step, config.steps, config.lr, config.warmup, config.lr_floor)
     inputs, targets = torch.from_numpy(episodes.observations), torch.from_numpy(episodes.targets)
-    done = rollout(module, inputs, config, opened)
     asked = targets >= 0
+    if not asked.any():
+        raise UserError(
+            f"batch of step {step + 1} asks nothing ({len(episodes)} episodes of {targets.shape[1]} steps); give a "
+            "larger batch, longer episodes or a smaller event probability"
+        )
+    done = rollout(module, inputs, config, opened)
     logits, mu, logvar = module.head(done.reads[asked])
     loss = loss_of(step, logits, targets[asked], mu, logvar, done.soft, done.gate)
     total = loss.total
@@ -136,11 +156,12 @@ def gradient_step(
         [p for group in optimiser.param_groups for p in group["params"]], config.clip
     )
     # Writes of keys that are not normalised may explode on a batch: it must not spoil the weights for good.
-    if torch.isfinite(norm):
+    finite = bool(torch.isfinite(norm))
+    if finite:
         optimiser.step()
     with torch.no_grad():
         accuracy = float((logits.argmax(-1) == targets[asked]).float().mean())
-    return Progress(step + 1, loss.cross_entropy, loss.write_rate, accuracy)
+    return Progress(step + 1, loss.cross_entropy, loss.write_rate, accuracy, skipped=not finite)
 
 
 def rollout(module: Memory, inputs: Tensor, config: TrainConfig, opened: bool) -> Sequence | Recalled:

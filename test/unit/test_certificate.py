@@ -479,10 +479,13 @@ def test_checkpoint_prints_verdicts_and_the_teachers_making(tmp_path, capsys):
     assert run_certify(parse(command)) == 0
     out = capsys.readouterr().out
     assert "VACUOUS" in out
-    assert "EMA 0.95 over 2 gradient steps" in out
+    assert "teacher: made, EMA 0.95 over 2 gradient steps" in out
+    assert "scales with the teacher's learning rate: here 6e-05" in out
+    assert "is to be preferred" in out
     numbers = json.loads(file.read_text())
     assert numbers["task"] == "sparse_recall"
     assert len(numbers["weights_hash"]) == 64
+    assert numbers["teacher"] == {"source": "made", "steps": 2, "lr": 6e-5, "seed": 0}
 
 
 @pytest.mark.parametrize(
@@ -501,9 +504,11 @@ def test_checkpoint_prints_verdicts_and_the_teachers_making(tmp_path, capsys):
         ("--pomdp --seed -1", "seed -1 is not allowed"),
         ("--pomdp --json /nowhere/x", "json '/nowhere/x' cannot be written"),
         ("CKPT --task foo", "task 'foo' is unknown"),
-        ("CKPT --task hard_recall", "memory is 6 -> 4, which is not hard_recall"),
+        ("CKPT --task hard_recall", "is 6 -> 4, which does not fit hard_recall"),
         ("CKPT --episodes 2", "episodes 2 is out of range"),
         ("CKPT --discount 2", "discount 2.0 is out of range"),
+        ("CKPT --teacher-lr 0", "teacher_lr 0.0 is out of range"),
+        ("CKPT --teacher CKPT --episodes 32", "the teacher's weights are the checkpoint's own"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_status_2(tmp_path, monkeypatch, capsys, arguments, says):
@@ -522,6 +527,6 @@ def test_mistakes_are_one_line_and_exit_status_2(tmp_path, monkeypatch, capsys, 
 def test_memory_of_no_recall_task_is_refused_with_what_is_allowed(tmp_path):
     build_untrained(MemoryConfig(input_dim=5, out_dim=3), tmp_path / "m.safetensors")
     with pytest.raises(
-        UserError, match="5 -> 3, which is not any recall task; allowed: noisy_long_recall 14 -> 4"
+        UserError, match="5 -> 3, which does not fit any recall task; allowed: noisy_long_recall 14 -> 4"
     ):
         run_certify(Certify(checkpoint=tmp_path / "m.safetensors"))

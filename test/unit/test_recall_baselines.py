@@ -291,7 +291,7 @@ def test_a_failed_write_leaves_the_old_file(path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("aura_ros.memory.baseline_file.os.fsync", full)
+    monkeypatch.setattr("aura_ros.memory.checkpoint.os.fsync", full)
     with pytest.raises(UserError, match="No space left"):
         save_baseline(build_baseline(BaselineConfig()), path)
     assert path.read_bytes() == before
@@ -329,7 +329,7 @@ def test_damaged_and_other_files_are_named(path, tmp_path):
     [
         (lambda a: a.pop("to_v.weight"), r"lacks to_v.weight \(1 missing\)"),
         (lambda a: a.update(other=np.zeros(1, np.float32)), r"has unknown other"),
-        (lambda a: a.update({"to_q.weight": np.zeros((8, 63), np.float32)}), r"is \[8, 63\]; expected \[8, 64\]"),
+        (lambda a: a.update({"to_q.weight": np.zeros((8, 63), np.float32)}), r"is float32 \[8, 63\]; expected .* \[8, 64\]"),
         (lambda a: a.update({"to_q.weight": np.full((8, 64), np.inf, np.float32)}), "to_q.weight holds NaN or infinity"),
         (lambda a: a.update({"to_q.weight": np.zeros((8, 64))}), "to_q.weight is F64; expected F32"),
     ],
@@ -351,7 +351,10 @@ def test_wrong_tensors_are_named(path, change, message):
         ({"dk": "8"}, "dk is '8'; allowed: int"),
         ({"dk": True}, "dk is True; allowed: int"),
         ({"dk": 10**9}, "dk 1000000000 is out of range"),
-        ({"input_dim": 60_000, "hidden": 4096}, r"encoder.0.weight is \[64, 6\]; expected \[4096, 60000\]"),
+        (
+            {"input_dim": 60_000, "hidden": 4096},
+            r"encoder.0.weight is float32 \[64, 6\]; expected float32 \[4096, 60000\]",
+        ),
         ({"colour": 1}, r"unknown fields \['colour'\]"),
     ],
 )

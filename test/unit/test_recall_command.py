@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 
@@ -85,6 +86,10 @@ def test_train_keeps_the_teacher_and_certify_takes_it(aura, tmp_path, monkeypatc
     assert certify("m.safetensors", "--teacher", "m.teacher.safetensors", "--json", "c.json") == 0
     numbers = json.loads((tmp_path / "c.json").read_text())
     assert 0 < numbers["delta_tv"]["mean"]["value"] < 0.5
+    assert numbers["teacher"]["source"] == "kept in training"
+    assert numbers["teacher"]["checkpoint"] == "m.teacher.safetensors"
+    # The memory itself as its teacher: delta would be 0.
+    assert certify("m.safetensors", "--teacher", "m.safetensors") == 2
     # A teacher of another memory, or none.
     assert aura("train", "--steps", 2, "--batch", 2, "--budget", 4, "--out", "other.safetensors")[0] == 0
     assert certify("m.safetensors", "--teacher", "other.safetensors") == 2
@@ -137,6 +142,7 @@ def test_long_episodes_are_fewer(aura, tmp_path, monkeypatch):
     assert "16 episodes" in aura("eval", "m.safetensors", "--steps", 500)[1]
 
 
+SPARSE, EVAL = ("train", "--task", "sparse_recall"), ("eval", "six.safetensors")
 MISTAKES = {
     "train task": (["train", "--task", "chess"], "task 'chess' is unknown; choose one of: noisy_long_recall"),
     "train variant": (["train", "--variant", "auro"], "variant 'auro' is not known"),
@@ -148,7 +154,15 @@ MISTAKES = {
     "train batch": (["train", "--batch", "-1"], "batch -1"),
     "train engine": (["train", "--engine", "fast"], "engine 'fast' is not known; choose one of: chunked, bptt"),
     "train length of the main task": (["train", "--length", "50"], "only sparse_recall"),
-    "train event": (["train", "--task", "sparse_recall", "--event", "2"], "task_event 2.0"),
+    "train event": (["train", "--task", "sparse_recall", "--event", "2"], "event 2 is not allowed"),
+    "train that asks nothing": ([*SPARSE, "--length", "1", "--steps", "2"], "asks nothing in 1 steps"),
+    "train on events alone": ([*SPARSE, "--event", "1", "--steps", "2"], "event 1 is not allowed"),
+    "train too much at once": ([*SPARSE, "--length", "1000000", "--batch", "65536"], "batch 65536 x length 1000000 is"),
+    "train probe": (["train", "--probe", "2"], "probe 2.0 is out of range"),
+    "train probe of the sparse task": ([*SPARSE, "--probe", "0.1"], "probe 0.1 is for noisy_long_recall and hard_recall"),
+    "train probe recipe of the sparse task": ([*SPARSE, "--recipe", "probe"], "is for noisy_long_recall and hard_recall"),
+    "train window too small": (["train", "--variant", "window_kv", "--budget", "2"], "budget 2 is not allowed: the bytes"),
+    "train heavy hitters too small": (["train", "--variant", "heavy_hitter_kv", "--budget", "3"], "give N = 4 or more"),
     "train out without suffix": (["train", "--out", "m.pt"], "ends in .safetensors"),
     "train out in no folder": (["train", "--out", "/no/m.safetensors"], "out '/no/m.safetensors' cannot be written"),
     "train out where nothing can be": (["train", "--out", "/proc/m.safetensors"], "cannot be written"),
@@ -160,7 +174,9 @@ MISTAKES = {
     "eval event": (["eval", "six.safetensors", "--event", "1.5"], "event 1.5"),
     "eval event nan": (["eval", "six.safetensors", "--event", "nan"], "event nan"),
     "eval episodes": (["eval", "six.safetensors", "--episodes", "-1"], "episodes -1"),
-    "eval that asks nothing": (["eval", "six.safetensors", "--steps", "1"], "ask nothing"),
+    "eval that asks nothing": (["eval", "six.safetensors", "--steps", "1"], "asks nothing in 1 steps"),
+    "eval that asks nothing by chance": ([*EVAL, "--steps", "2", "--episodes", "1", "--event", "0.9"], "ask nothing"),
+    "eval too much at once": ([*EVAL, "--steps", "1000000", "--episodes", "1000000"], "episodes 1000000 x steps 1000000"),
     "eval length of another task": (["eval", "six.safetensors", "--task", "noisy_long_recall", "--steps", "5"], "only"),
     "eval of no task": (["eval", "odd.safetensors"], "is 5 -> 3, which does not fit any recall task"),
     "table without folder": (["table", "none"], "does not exist"),
@@ -306,13 +322,94 @@ def test_long_training_says_a_line_now_and_then_and_not_at_every_step(monkeypatc
 def test_a_cell_by_options_is_the_presets_own():
     from aura_ros.bench.recall.presets import preset_cells
 
-    for name, task, size in (("paper-hard", "hard_recall", 16), ("paper-hard", "hard_recall", 32),
-                             ("paper-main", "noisy_long_recall", 16), ("selectivity", "sparse_recall", 32)):  # fmt: skip
-        (wanted,) = preset_cells(name, seeds=[3], budgets=[size], variants=["aura"])
-        made = make_cell(task=task, variant="aura", state_dim=size, seed=3)
-        assert made.objective == wanted.objective
-        assert made.normalise_keys == wanted.normalise_keys
-        assert (made.train.steps, made.train.open_until) == (wanted.train.steps, wanted.train.open_until)
+    compared = set()
+    for name in ("paper-main", "paper-hard", "selectivity", "kv"):
+        for wanted in preset_cells(name, seeds=[1]):
+            what = (wanted.task, wanted.task_steps, wanted.variant, wanted.state_dim)
+            if what in compared:  # a preset's first cell is its default; others go by their recipe's name
+                continue
+            compared.add(what)
+            made = make_cell(
+                task=wanted.task,
+                variant=wanted.variant,
+                state_dim=wanted.state_dim,
+                seed=1,
+                length=wanted.task_steps,
+                event=wanted.task_event,
+            )
+            assert made == dataclasses.replace(wanted, lengths=())
+    assert len(compared) == 3 * 8 + 8 + 3 * 2 + 1 + 7 + 3 * 2
+
+
+@pytest.mark.parametrize(
+    ("preset", "recipe"), [("default-value", "probe"), ("paper-hard", "probe"), ("paper-objective", "paper"), ("kv", "kv")]
+)  # fmt: skip
+def test_a_recipe_by_name_is_that_of_the_preset_with_this_label(preset, recipe):
+    from aura_ros.bench.recall.presets import preset_cells
+
+    for wanted in preset_cells(preset, seeds=[0]):
+        if wanted.label != recipe:
+            continue
+        made = make_cell(
+            task=wanted.task,
+            variant=wanted.variant,
+            state_dim=wanted.state_dim,
+            seed=0,
+            recipe=recipe,
+            length=wanted.task_steps,
+            event=wanted.task_event,
+        )
+        assert made == dataclasses.replace(wanted, lengths=())
+
+
+def test_a_cell_that_no_preset_has_is_trained_as_its_neighbours():
+    def label(**changes):
+        return make_cell(
+            **{"task": "noisy_long_recall", "variant": "aura", "state_dim": 48, "seed": 0, **changes}
+        ).label
+
+    assert label() == "aura"
+    assert label(state_dim=12) == "open"
+    assert label(task="hard_recall") == "hard"
+    assert label(task="sparse_recall", variant="window_kv", length=512) == "kv"
+
+
+def test_probes_can_be_asked_for_and_show_in_label_and_record(aura, tmp_path):
+    made = make_cell(task="hard_recall", variant="aura", state_dim=32, seed=0, probe=0.25)
+    assert (made.probe, made.label) == (0.25, "aura-probe0.25")
+    # What the recipe does anyway renames nothing.
+    assert make_cell(task="hard_recall", variant="aura", state_dim=16, seed=0, probe=0.5).label == "probe"
+    assert aura("train", *TINY, "--probe", 0.3, "--out", "m.safetensors")[0] == 0
+    assert json.loads((tmp_path / "m.json").read_text())["config"]["probe"] == 0.3
+
+
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError("Unable to allocate 1. TiB"), MemoryError(), RuntimeError("[enforce]\nDefaultCPU: can't allocate memory")],
+)  # fmt: skip
+def test_too_little_memory_is_one_line(aura, monkeypatch, error):
+    def refuse(*_, **__):
+        raise error
+
+    monkeypatch.setattr(single_module, "judge_checkpoint", refuse)
+    status, _, said = aura("eval", "m.safetensors")
+    assert (status, said.count("\n")) == (1, 1)
+    assert said.startswith("aura: too little memory (")
+
+
+def test_another_runtime_error_is_not_taken_for_too_little_memory(monkeypatch):
+    def fail(*_, **__):
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(single_module, "judge_checkpoint", fail)
+    monkeypatch.setattr(sys, "argv", ["aura", "recall", "eval", "m.safetensors"])
+    with pytest.raises(RuntimeError, match="a bug"):
+        cli.main()
+
+
+def test_a_rule_that_a_memory_can_beat_is_not_called_a_bound(aura):
+    for said in (aura("presets")[1], tasks.Floors.__doc__, recall_command.COMMANDS["floors"].__doc__):
+        assert "no memory" not in said
 
 
 def test_an_objective_can_be_changed_and_shows_in_the_label():

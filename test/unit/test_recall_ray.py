@@ -115,7 +115,7 @@ def noting(notes: Path, stuck_on: str = "", broken: str = "", deadly: str = ""):
     stuck_on: a node where a job does not end. broken: a cell that raises. deadly: one that kills its worker.
     """
 
-    def run_one(cell, folder):
+    def run_one(cell, folder, source):
         from aura_ros.bench.recall import sweep
 
         node = ray.get_runtime_context().get_node_id()
@@ -126,7 +126,7 @@ def noting(notes: Path, stuck_on: str = "", broken: str = "", deadly: str = ""):
             raise ZeroDivisionError("of its own")
         if cell.key == deadly:
             os.kill(os.getpid(), signal.SIGKILL)
-        return sweep.run_one(cell, folder)
+        return sweep.run_one(cell, folder, source)
 
     return run_one
 

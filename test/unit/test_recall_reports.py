@@ -14,6 +14,7 @@ from aura_ros.bench.recall.cells import Cell
 from aura_ros.bench.recall.figures import FIGURES, draw
 from aura_ros.bench.recall.presets import preset_cells
 from aura_ros.bench.recall.reports import sections
+from aura_ros.bench.recall.sections import ib_pairs
 from aura_ros.bench.recall.statistics import compare, interval, judge
 from aura_ros.bench.recall.store import LINES
 from aura_ros.bench.recall.table import differs, plain, read_cells, row_numbers, rows
@@ -28,7 +29,13 @@ def record(cell: Cell, accuracy=1.0, write_rate=0.1, **changes):
     return {
         **{"format": 1, "key": cell.key, "task": cell.task, "variant": cell.variant, "label": cell.label},
         **{"state_dim": cell.state_dim, "seed": cell.seed, "steps": cell.train.steps},
-        **{"accuracy": accuracy, "write_rate": write_rate, "floor_skip": 9.8, **scores},
+        **{
+            "accuracy": accuracy,
+            "write_rate": write_rate,
+            "floor_skip": 9.8,
+            "floor_default": 12.4,
+            **scores,
+        },
         **{"soft_event": 0.8, "soft_distractor": 0.1, "state_bytes": 4224, "params": 1},
         **{"checkpoint": None, "config": cell.to_dict(), **changes},
     }
@@ -78,6 +85,7 @@ def test_verdict_is_welchs_test_of_the_summaries():
 
 def test_recipes_that_change_what_the_paper_did_are_not_set_beside_it():
     for cell in (
+        Cell(label="probe", probe=0.3),
         Cell(label="frozen-gate"),
         Cell(label="rho0.05", task="sparse_recall"),
         Cell(task="sparse_recall", task_steps=128),
@@ -92,13 +100,6 @@ def test_welch_counts_the_seeds_that_have_no_pair():
     assert found.pairs == 2
     assert found.difference == pytest.approx(0.4)
     assert found.welch_low < 0.5 < found.welch_high
-
-
-def test_a_seed_with_two_cells_is_named():
-    cell = Cell()
-    other = dataclasses.replace(cell, train=dataclasses.replace(cell.train, steps=7))
-    (row,) = rows([record(cell), record(other)])
-    assert row.seeds_twice == (0,)
 
 
 def test_numbers_of_one_seed_are_still_json():
@@ -147,11 +148,87 @@ def test_capacity_control_sets_learned_frozen_and_no_gate_side_by_side():
     assert made.numbers[1]["writes_against"]["difference"] == pytest.approx(-0.8)
 
 
+def test_bottleneck_is_of_the_hard_tasks_smallest_memory_and_of_cells_trained_alike():
+    both = of_preset("ib-ablation")
+    assert {r["label"] for r in both} == {"probe", "no-ib"}
+    hard = of_preset("paper-hard", budgets=[8, 16])
+    (size, ours, without) = ib_pairs([*hard, *[r for r in both if r["label"] == "no-ib"]])[0]
+    assert (size, len(ours), len(without)) == (8, 3, 3)
+    assert {r["variant"] for r in ours} == {"aura"}
+    (row, _) = sections(both)["ib-ablation"].rows
+    assert row[0] == "8, trained with probes"
+    assert "(3 pairs)" in row[4]
+    shorter = [
+        record(dataclasses.replace(c, train=dataclasses.replace(c.train, steps=2))) for c in no_ib_cells()
+    ]
+    assert ib_pairs([*hard, *shorter]) == []
+
+
+def no_ib_cells():
+    return [cell for cell in preset_cells("ib-ablation", seeds=[0, 1]) if cell.label == "no-ib"]
+
+
+def test_one_pair_of_the_bottleneck_has_no_interval():
+    found = of_preset("ib-ablation")
+    row = sections([r for r in found if r["label"] == "probe" or r["seed"] == 0])["ib-ablation"].rows[0]
+    assert row[4] == "- (1 pair)"
+
+
+@pytest.mark.parametrize(
+    ("preset", "choice", "section"),
+    [
+        ("paper-hard", {"budgets": [16]}, "paper-hard"),
+        ("paper-objective", {"budgets": [32]}, "paper-objective"),
+        ("rate-knob", {}, "rate-knob"),
+        ("selectivity", {}, "selectivity"),
+        ("kv", {"seeds": [0], "variants": ["aura"]}, "kv"),
+    ],
+)
+def test_seeds_trained_for_other_steps_are_rows_of_their_own(preset, choice, section):
+    def made(steps):
+        cells = preset_cells(preset, **{"seeds": (0, 1), **choice}, steps=steps)
+        lengths = [{"steps": 0, "accuracy": 1.0, "write_rate": 0.1, "state_bytes": 4224}]
+        return [record(cell, at_lengths=[{**lengths[0], "steps": n} for n in cell.lengths]) for cell in cells]
+
+    alone = sections(made(1))[section]
+    both = sections([*made(1), *made(2)])[section]
+    assert "1 training steps" in alone.markdown().splitlines()[0]
+    assert "training steps" not in both.markdown().splitlines()[0]
+    assert "| training steps |" in both.markdown()
+    ours = [(row, steps) for row, steps in zip(both.rows, both.steps, strict=True) if steps]
+    assert [row for row, steps in ours if steps == 1] == [
+        row for row, steps in zip(alone.rows, alone.steps, strict=True) if steps
+    ]
+    assert {steps for _, steps in ours} == {1, 2}
+
+
+def test_capacity_control_pairs_gates_of_equal_steps():
+    cells = of_preset("capacity-control", budgets=[32])
+    main = preset_cells("paper-main", seeds=(0, 1, 2), budgets=[32], variants=["aura"], steps=1)
+    made = sections([*cells, *map(record, main)])["capacity-control"]
+    assert [row[1] for row in made.rows] == ["frozen"]
+
+
+def test_the_collapse_of_sections_alone_is_said_once_and_the_knobs_penalty_is_named():
+    found = [*of_preset("rate-knob"), *of_preset("paper-objective")]
+    said = "".join(s.markdown() for s in sections(found, ["rate-knob", "paper-objective"]).values())
+    assert said.count("Collapsed: ") == 1
+    assert "the paper's own penalty, relu(mean soft gate - rho)^2, at gamma 10" in said
+    assert "Collapsed: " not in "".join(s.markdown() for s in sections(found).values())
+
+
 def kv_records():
     cells = []
     for variant, a_step in (("aura", 0), ("write_every_step", 0)):
         for seed in range(2):
-            cell = Cell(task="sparse_recall", task_steps=128, task_event=0.2, variant=variant, seed=seed)
+            cell = Cell(
+                task="sparse_recall",
+                task_steps=128,
+                task_event=0.2,
+                variant=variant,
+                seed=seed,
+                lengths=(1024,),
+            )
             lengths = [{"steps": 1024, "accuracy": 0.99, "write_rate": 0.1, "state_bytes": 4224}]
             cells.append(record(cell, state_bytes=4224 + a_step, at_lengths=lengths))
     return cells
@@ -164,6 +241,19 @@ def test_caches_are_judged_by_length_and_cells_without_further_lengths_are_shown
     assert made.rows[0][5] == "0.9900 ± 0.0000"
     assert made.rows[1][3:6] == ("-", "1.0000 n=1", "-")
     assert any("62.1x" in cell for row in made.rows for cell in row)
+
+
+def test_hard_tasks_gaps_are_of_equal_training_and_say_which_had_probes():
+    made = sections(of_preset("paper-hard", variants=["aura", "fixed_size_state"]))["paper-hard"]
+    assert [row[0] for row in made.rows] == [
+        *("8, trained with probes", "16, trained with probes", "24, trained with probes"),
+        *("32", "32, trained with probes"),
+    ]
+    assert [n["comparison"]["pairs"] for n in made.numbers] == [3] * 5
+    by_label = {
+        row.probed: row.published for row in rows(of_preset("paper-hard", budgets=[32], variants=["aura"]))
+    }
+    assert by_label[True] == by_label[False] == paper.PUBLISHED["hard_recall", "aura", 32]
 
 
 def test_gap_on_the_hard_task_is_that_to_fixed_size_state():
@@ -205,7 +295,8 @@ def test_a_section_without_cells_says_which_preset_makes_them():
         ({"accuracy": float("nan")}, "has no finite 'accuracy'"),
         ({"config": 3}, "has no usable configuration"),
         ({"config": {}}, "has no usable configuration"),
-        ({"task": "chess"}, "task 'chess' is unknown"),
+        ({"task": "chess"}, "has task 'chess', its configuration says"),
+        ({"config": {**Cell().to_dict(), "task": "chess"}}, "task 'chess' is unknown"),
         ({"checkpoint": 3}, "'checkpoint'"),
     ],
 )
@@ -233,7 +324,8 @@ def everything(folder):
     build_untrained(MemoryConfig(input_dim=6, out_dim=4), folder / "m.safetensors")
     sparse[0]["checkpoint"] = "m.safetensors"
     main = of_preset("paper-main", budgets=[32], score=lambda c: {"write_rate": 0.1 * (c.variant == "aura")})
-    hard = of_preset("paper-hard", seeds=[0, 1], budgets=[8, 16], variants=["aura", "no_memory"])
+    hard = of_preset("paper-hard", seeds=[0, 1], budgets=[8, 16])
+    hard += of_preset("paper-hard", seeds=[0, 1], budgets=[32], variants=["aura", "no_memory"])
     ib = of_preset("ib-ablation", seeds=[0, 1])
     return [*main, *hard, *sparse, *ib, *of_preset("rate-knob", seeds=[0, 1]), *kv_records()]
 
@@ -247,6 +339,42 @@ def test_figures_are_pictures_by_the_papers_numbers(tmp_path):
     only = draw(records, tmp_path / "one", tmp_path, [13])
     assert [file.name for file in only] == ["figure13_rate_knob.png"]
     shutil.rmtree(tmp_path / "new")
+
+
+def texts(figure):
+    """Titles, legends and tick labels of a figure."""
+    axes = figure.get_axes()
+    said = [a.get_title() for a in axes]
+    said += [text.get_text() for a in axes if a.get_legend() for text in a.get_legend().get_texts()]
+    return said + [tick.get_text() for a in axes for tick in a.get_xticklabels()]
+
+
+def test_figure_5_says_which_sizes_were_trained_with_probes(tmp_path):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    said = texts(FIGURES[5].make(of_preset("paper-hard"), None))
+    assert "aura, trained with probes (n=3)" in said
+    assert "aura (n=3)" in said
+
+
+def test_figure_6_has_the_size_that_has_a_recipe_of_its_own(tmp_path):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    said = texts(FIGURES[6].make(of_preset("paper-main", variants=["aura"]), None))
+    assert "aura (N = 16, 32, 64)" in said
+
+
+def test_figure_11_has_the_arm_trained_with_probes():
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    said = texts(FIGURES[11].make(of_preset("ib-ablation"), None))
+    assert {"with (beta 1e-3)", "without (beta 0)"} <= set(said)
+    assert any("N = 8, trained with probes" in text for text in said)
+
+
+def test_figure_12_names_the_seed_that_it_draws(tmp_path):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    cells = of_preset("selectivity", seeds=[0, 1])
+    cells[1]["checkpoint"] = "m.safetensors"
+    build_untrained(MemoryConfig(input_dim=6, out_dim=4), tmp_path / "m.safetensors")
+    assert "seed 1, one episode" in texts(FIGURES[12].make(cells, tmp_path))
 
 
 def test_figures_without_cells_numbers_or_folder_are_one_line(tmp_path):

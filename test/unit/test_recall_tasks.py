@@ -15,6 +15,7 @@ from aura_ros.bench.recall.tasks import (
     NoisyRecall,
     evaluation_episodes,
     find_task,
+    fitting_task,
     write_floors,
 )
 from aura_ros.errors import UserError
@@ -140,8 +141,22 @@ def test_other_lengths_and_wrong_names_of_tasks():
     for call in (
         lambda: find_task("recall"),
         lambda: find_task("hard_recall", 200),
+        lambda: find_task("sparse_recall", 1),
+        lambda: find_task("sparse_recall", event=1.0),
+        lambda: find_task("sparse_recall", event=float("nan")),
         lambda: NoisyRecall("x", 4, 4, 8, 8, 0.1, 0.5, 96),
         lambda: NoisyRecall("x", 8, 4, 8, 8, 0.1, 0.5, 20),
     ):
         with pytest.raises(UserError):
             call()
+
+
+def test_widths_name_the_task_that_they_fit():
+    assert fitting_task(14, 4) == "noisy_long_recall"
+    assert fitting_task(6, 4, "sparse_recall") == "sparse_recall"
+    with pytest.raises(
+        UserError, match="x is 6 -> 4, which does not fit hard_recall; allowed: noisy_long_recall 14"
+    ):
+        fitting_task(6, 4, "hard_recall", "x")
+    with pytest.raises(UserError, match="task 'chess' is unknown"):
+        fitting_task(6, 4, "chess")

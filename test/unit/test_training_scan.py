@@ -1,12 +1,16 @@
-"""The chunked scan against the step-by-step memory, its naive twin: values, decisions and gradients."""
+"""Training, and the chunked scan against the step-by-step memory, its naive twin: values, decisions and gradients."""
 
 from __future__ import annotations
+
+import dataclasses
 
 import numpy as np
 import pytest
 import torch
 
-from aura_ros.bench.recall.tasks import MAIN
+from aura_ros.bench.recall.presets import PRESETS
+from aura_ros.bench.recall.tasks import MAIN, SPARSE
+from aura_ros.errors import UserError
 from aura_ros.memory.config import MemoryConfig, Variant
 from aura_ros.memory.module import MemoryModule, logistic_noise
 from aura_ros.training import scan_numpy
@@ -14,7 +18,7 @@ from aura_ros.training.objective import Objective, ObjectiveConfig
 from aura_ros.training.scan import delta_rule, normalised, run_sequence, run_stepwise, scan_gates
 from aura_ros.training.scan_numpy import scan_gates_numpy
 from aura_ros.training.settings import TrainConfig
-from aura_ros.training.train import gradient_step
+from aura_ros.training.train import BLOCK, BLOCK_STEPS, batches, gradient_step, train
 
 FAST = [v for v in Variant if v not in (Variant.FULL_RECURRENCE, Variant.NO_MEMORY, Variant.RANDOM_WRITE)]
 
@@ -184,3 +188,60 @@ def test_logistic_noise_is_seeded_and_standard():
     torch.manual_seed(3)
     assert torch.equal(first, logistic_noise((200, 200)))
     assert abs(float(first.std()) - np.pi / np.sqrt(3)) < 0.05
+
+
+def test_a_batch_that_asks_nothing_is_one_line():
+    small = MemoryConfig(input_dim=SPARSE.input_dim, out_dim=4, dk=4, dv=4)
+    task = dataclasses.replace(SPARSE, steps=2, event=0.99)
+    with pytest.raises(
+        UserError, match=r"batch of step 1 asks nothing \(1 episodes of 2 steps\); give a larger batch"
+    ):
+        train(small, task, TrainConfig(steps=5, batch=1), ObjectiveConfig())
+
+
+@pytest.mark.parametrize(
+    ("steps", "wild", "since"),
+    [(3, range(3), 1), (3, range(2), None), (120, range(20, 120), 21), (120, range(21, 120), None)],
+)  # fmt: skip
+def test_a_training_that_ends_exploded_is_refused_with_the_step(steps, wild, since):
+    made = []
+
+    @dataclasses.dataclass(frozen=True)
+    class Wild(type(SPARSE)):
+        def episodes(self, count, rng):
+            """Infinite in the batches named."""
+            found = super().episodes(count, rng)
+            for batch in range(BLOCK):
+                if len(made) in wild:
+                    found.observations[batch] = np.inf
+                made.append(batch)
+            return found
+
+    task = Wild(SPARSE.name, SPARSE.symbols, 0.3, 0.9, 12)
+    small = MemoryConfig(input_dim=SPARSE.input_dim, out_dim=4, d_model=4, hidden=4, dk=4, dv=4)
+    settings = TrainConfig(steps=steps, batch=1, warmup=0)
+    if since is None:
+        train(small, task, settings, ObjectiveConfig())
+        return
+    with pytest.raises(
+        UserError, match=rf"no gradient was finite from step {since} to the last, {steps}; lower lr"
+    ):
+        train(small, task, settings, ObjectiveConfig())
+
+
+def test_blocks_of_data_are_bounded_and_those_of_the_presets_stay_as_they_were():
+    drawn = []
+
+    class Long:
+        steps = 10**6
+
+        def episodes(self, count, rng):
+            """How many are asked for."""
+            drawn.append(count)
+            return SPARSE.episodes(count, rng)
+
+    next(batches(TrainConfig(batch=2), Long()))
+    next(batches(TrainConfig(batch=16), Long()))
+    assert drawn == [4, 16]
+    for cells in PRESETS.values():
+        assert all(c.train.batch * BLOCK * c.training_task().steps <= BLOCK_STEPS for c in cells())

@@ -18,13 +18,13 @@ from aura_ros.bench.certificate.estimates import ErrorSummary, Estimate, Form
 from aura_ros.bench.certificate.formula import half_span, total_variation, trivial_span
 from aura_ros.bench.certificate.heads import discounted_returns, fit, lipschitz
 from aura_ros.bench.certificate.teacher import FINAL_LR, ema_teacher
-from aura_ros.bench.recall.tasks import TASKS, evaluation_episodes
+from aura_ros.bench.recall.tasks import evaluation_episodes
 from aura_ros.config import check_fields, option
 from aura_ros.errors import UserError
-from aura_ros.memory.config import MemoryConfig
 from aura_ros.memory.module import MemoryModule
 from aura_ros.training.episodes import Episodes, Task
 from aura_ros.training.scan import run_sequence, ungated
+from aura_ros.training.settings import SMALLEST_LR
 
 FloatArray = npt.NDArray[np.float64]
 BATCH = 256
@@ -37,7 +37,7 @@ class RecallConfig:
     episodes: int = option(1024, "evaluation episodes, half of them to fit heads", minimum=16, maximum=65_536)
     teacher_steps: int = option(200, "gradient steps that the teacher follows", minimum=1, maximum=100_000)
     teacher_lr: float = option(
-        FINAL_LR, "learning rate of those steps; 3e-3 is training's peak", minimum=0.0, maximum=1.0
+        FINAL_LR, "learning rate of those steps; 3e-3 is training's peak", minimum=SMALLEST_LR, maximum=1.0
     )
     discount: float = option(0.9, "of rewards, by memory step", minimum=0.0, maximum=0.999)
     resamples: int = option(estimates.RESAMPLES, "of the bootstrap", minimum=100, maximum=1_000_000)
@@ -71,19 +71,6 @@ class RecallCertificate:
     forms: tuple[Form, ...]
 
 
-def task_of(memory: MemoryConfig, name: str = "") -> Task:
-    """The recall task a memory is for, by name or else by its widths. Raises UserError if there is none."""
-    if name and name not in TASKS:
-        raise UserError(f"task '{name}' is unknown; choose one of: {', '.join(TASKS)}")
-    for task in (TASKS[name],) if name else TASKS.values():
-        if (task.input_dim, task.classes) == (memory.input_dim, memory.out_dim):
-            return task
-    wanted = ", ".join(f"{t.name} {t.input_dim} -> {t.classes}" for t in TASKS.values())
-    raise UserError(
-        f"memory is {memory.input_dim} -> {memory.out_dim}, which is not {name or 'any recall task'}; allowed: {wanted}"
-    )
-
-
 @dataclass(frozen=True)
 class Answers:
     """What a memory did over episodes: probabilities [n, T, classes], code mu [n, T, dv]."""
@@ -115,13 +102,20 @@ def certify_recall(
 ) -> RecallCertificate:
     """Measure one memory. teacher: the one its training kept; None: one is made.
 
-    report: steps of the teacher's training done, and in all. Raises UserError for another memory's teacher.
+    report: steps of the teacher's training done, and in all. Raises UserError for another memory's teacher, and for one
+    that is the memory itself: delta would be 0 whatever the memory is.
     """
     if teacher is None:
         teacher = ema_teacher(module, task, config.teacher_steps, config.seed, config.teacher_lr, report)
     elif teacher.config != module.config:
         raise UserError(
             "the teacher's configuration is not the checkpoint's; give the one of the same training"
+        )
+    other = teacher.state_dict()
+    if all(torch.equal(tensor, other[name]) for name, tensor in module.state_dict().items()):
+        raise UserError(
+            "the teacher's weights are the checkpoint's own, and delta would be 0; give the teacher that training kept, "
+            "or a larger teacher_lr or more teacher_steps"
         )
     episodes = evaluation_episodes(task, config.episodes)
     ours, theirs = answers(module.eval(), episodes), answers(teacher, episodes)

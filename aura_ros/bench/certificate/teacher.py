@@ -3,6 +3,7 @@
 Training may keep one (`aura recall train --teacher`). For a checkpoint without, one is made: a copy is trained on from
 the checkpoint, at the rate that training ends with and without a write penalty, and the teacher follows the copy with
 decay 0.95 (paper table 5). The checkpoint itself stays the policy that is judged.
+How far such a teacher gets, and with it delta, goes with the rate: the one kept in training is to be preferred.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from aura_ros.training.episodes import Task
 from aura_ros.training.objective import Objective
 from aura_ros.training.settings import ObjectiveConfig, TrainConfig
 from aura_ros.training.teacher import EmaTeacher
-from aura_ros.training.train import batches, rollout
+from aura_ros.training.train import batches, gradient_step
 
 FINAL_LR = TrainConfig().lr * TrainConfig().lr_floor
 
@@ -31,22 +32,13 @@ def ema_teacher(
     report: Callable[[int, int], None] = lambda done, total: None,
 ) -> MemoryModule:
     """The teacher, in evaluation mode; `module` stays as it is. Seeded: the same arguments give the same weights."""
-    settings = TrainConfig(steps=steps, seed=seed)
+    settings = TrainConfig(steps=steps, seed=seed, lr=lr, warmup=0, lr_floor=1.0)
     objective = Objective(ObjectiveConfig(gamma=0.0), steps)
     torch.manual_seed(seed)
     student, teacher = copy.deepcopy(module).train(), EmaTeacher(module)
-    trained = list(student.parameters())
-    optimiser = torch.optim.AdamW(trained, lr=lr)
+    optimiser = torch.optim.AdamW(student.parameters(), lr=lr)
     for step, episodes in zip(range(steps), batches(settings, task), strict=False):
-        targets = torch.from_numpy(episodes.targets)
-        done = rollout(student, torch.from_numpy(episodes.observations), settings, opened=False)
-        asked = targets >= 0
-        logits, mu, logvar = student.head(done.reads[asked])
-        loss = objective(step, logits, targets[asked], mu, logvar, done.soft, done.gate)
-        optimiser.zero_grad(set_to_none=True)
-        loss.total.backward()
-        torch.nn.utils.clip_grad_norm_(trained, settings.clip)
-        optimiser.step()
+        gradient_step(student, optimiser, objective, settings, step, episodes, opened=False)
         teacher.follow(student)
         report(step + 1, steps)
     return teacher.module

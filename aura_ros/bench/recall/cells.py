@@ -184,9 +184,11 @@ def run_cell(
     checkpoint: Path | None = None,
     report: Callable[[int, int], None] = lambda done, total: None,
     teacher: Path | None = None,
+    source: str | None = None,
 ) -> dict[str, Any]:
     """Train, judge and describe one cell; writes the memory to `checkpoint` and its EMA teacher to `teacher`.
 
+    source: the commit of the code that trains; none: that of now, before anything is trained.
     Deterministic on one machine with one thread. The record is what `results/cells.jsonl` holds, plus history.
     """
     import torch
@@ -195,6 +197,7 @@ def run_cell(
     from aura_ros.training.teacher import EmaTeacher
     from aura_ros.training.train import Progress, train
 
+    source = commit() if source is None else source
     torch.set_num_threads(1)
     history: list[list[float]] = []
     every = max(cell.train.steps // HISTORY_POINTS, 1)
@@ -248,7 +251,7 @@ def run_cell(
         **({"at_lengths": further} if further else {}),
         "cpu_s": round(trained, 2),
         "checkpoint": checkpoint.name if checkpoint is not None else None,
-        "commit": commit(),
+        "commit": source,
         "versions": versions(),
         "config": cell.to_dict(),
         "history": history,

@@ -21,16 +21,32 @@ NEVER, NOTHING = 0.02, 30.0
 ACCURACY = "accuracy on queries (mean, 95 % t-interval)"
 
 
+# Recipes of the presets' own on a task.
+OWN = {MAIN: ("aura", "open"), HARD: ("aura", "probe")}
+
+
 def _rows_of(records: Sequence[Record], task: str) -> list[Row]:
-    """The rows of the presets' own recipe on a task."""
-    return [row for row in rows(records) if row.task == task and row.label == "aura"]
+    """The rows of the presets' own recipes on a task; of those without probes, a size has the first recipe that it has."""
+    found = [row for row in rows(records) if row.task == task and row.label in OWN[task]]
+    first = {(row.variant, row.state_dim) for row in found if row.label == OWN[task][0]}
+    return [
+        row
+        for row in found
+        if row.probed or row.label == OWN[task][0] or (row.variant, row.state_dim) not in first
+    ]
 
 
 def _widest(group: Sequence[Row]) -> list[Row]:
     """The rows at the size that most variants have; the largest of these."""
-    sizes = [row.state_dim for row in group]
+    sizes = [n for n, _ in {(row.state_dim, row.variant) for row in group}]
     size = max(set(sizes), key=lambda n: (sizes.count(n), n))
     return [row for row in group if row.state_dim == size]
+
+
+def _name(row: Row, group: Sequence[Row]) -> str:
+    """A row's name: variant, seeds, and its training's steps where the group has another row of the variant."""
+    twice = sum(other.variant == row.variant for other in group) > 1
+    return f"{row.variant} ({f'{row.steps:,} steps, ' if twice else ''}n={row.accuracy.n})"
 
 
 def writes(records: Sequence[Record], _: Path | None) -> Any:
@@ -49,7 +65,7 @@ def writes(records: Sequence[Record], _: Path | None) -> Any:
             xerr=CONTROL_HZ * half(row.writes) if rate > NEVER else None,
             ls="none",
             capsize=3,
-            label=f"{row.variant} (n={row.accuracy.n})",
+            label=_name(row, group),
             **look(row.variant),
         )
         if row.published is not None:
@@ -72,18 +88,23 @@ def hard(records: Sequence[Record], _: Path | None) -> Any:
         return None
     figure, axes = canvas()
     sizes = sorted({row.state_dim for row in group})
-    variants = list(dict.fromkeys(row.variant for row in group))
-    for index, variant in enumerate(variants):
-        line = sorted((row for row in group if row.variant == variant), key=lambda row: row.state_dim)
+    lines = list(dict.fromkeys((row.variant, row.probed) for row in group))
+    for index, (variant, probed) in enumerate(lines):
+        line = sorted(
+            (row for row in group if (row.variant, row.probed) == (variant, probed)),
+            key=lambda row: row.state_dim,
+        )
         # A little beside each other, or the intervals hide one another.
-        shift = 1 + 0.012 * (index - (len(variants) - 1) / 2)
+        shift = 1 + 0.012 * (index - (len(lines) - 1) / 2)
         axes.errorbar(
             [row.state_dim * shift for row in line],
             [row.accuracy.mean for row in line],
             yerr=[half(row.accuracy) for row in line],
             capsize=3,
             lw=1,
-            label=f"{variant} (n={max(row.accuracy.n for row in line)})",
+            ls="--" if probed else "-",
+            fillstyle="bottom" if probed else "full",
+            label=f"{variant}{', trained with probes' if probed else ''} (n={max(row.accuracy.n for row in line)})",
             **look(variant),
         )
         known = [row for row in line if row.published is not None]
@@ -109,7 +130,7 @@ def state(records: Sequence[Record], _: Path | None) -> Any:
         return None
     figure, axes = canvas()
     for variant in dict.fromkeys(row.variant for row in group):
-        line = [row for row in group if row.variant == variant]
+        line = sorted((row for row in group if row.variant == variant), key=lambda row: row.state_dim)
         at = [max(float(row.state_bytes), NOTHING) for row in line]
         axes.errorbar(
             at,
@@ -162,7 +183,7 @@ def variants(records: Sequence[Record], _: Path | None) -> Any:
             if row.published.ratio:
                 right.plot(CONTROL_HZ / row.published.ratio, place, **dot)
         right.text(CONTROL_HZ * 1.06, place, f"{CONTROL_HZ * row.writes.mean:.2f}", fontsize=8, va="center")
-    left.set_yticks(places, [f"{row.variant} (n={row.accuracy.n})" for row in group], fontsize=8)
+    left.set_yticks(places, [_name(row, group) for row in group], fontsize=8)
     left.axvline(find_task(MAIN).chance, color="0.5", lw=0.9, ls=":")
     left.set(xlim=(0, 1.05), xlabel="accuracy (dotted: guessing)")
     right.set(xlim=(0, CONTROL_HZ * 1.22), xlabel="writes per second at 20 Hz")

@@ -22,9 +22,9 @@ from aura_ros.bench.recall.figure_style import (
     look,
 )
 from aura_ros.bench.recall.reports import at_lengths, knob_cells, kv_cells
-from aura_ros.bench.recall.sections import SPARSE, by, gated, shut
+from aura_ros.bench.recall.sections import SPARSE, by_recipe, gated, ib_pairs, trained
 from aura_ros.bench.recall.statistics import interval
-from aura_ros.bench.recall.table import Record
+from aura_ros.bench.recall.table import Record, shut
 from aura_ros.bench.recall.tasks import evaluation_episodes, find_task
 from aura_ros.training.episodes import DISTRACTOR, EVENT, QUERY, Episodes
 
@@ -41,14 +41,14 @@ def caches(records: Sequence[Record], _: Path | None) -> Any:
     shortest = min(cell["config"]["task_steps"] for cell in cells)
     cells = [cell for cell in cells if cell["config"]["task_steps"] == shortest]
     figure, (sizes, accuracies) = canvas(2, width=10.0, height=4.0)
-    for index, ((variant,), group) in enumerate(by(cells, "variant").items()):
+    for index, ((variant,), group) in enumerate(by_recipe(cells, "variant")):
         points: dict[int, list[dict[str, Any]]] = defaultdict(list)
         for cell in group:
             for point in at_lengths(cell):
                 points[point["steps"]].append(point)
         lengths = sorted(points)
         found = [interval([p["accuracy"] for p in points[n]]) for n in lengths]
-        label = f"{variant} (n={len(group)})"
+        label = f"{variant} (n={len(group)}, {group[0]['steps']:,} training steps)"
         sizes.plot(
             lengths, [points[n][0]["state_bytes"] for n in lengths], lw=1, label=label, **look(variant)
         )
@@ -81,16 +81,12 @@ def caches(records: Sequence[Record], _: Path | None) -> Any:
 
 def bottleneck(records: Sequence[Record], _: Path | None) -> Any:
     """Figure 11: with and without the information bottleneck on the hard task, every seed shown."""
-    cells = [r for r in records if r["label"] in ("ib", "no-ib")]
-    if not cells:
+    pairs = ib_pairs(records)
+    if not pairs:
         return None
     figure, axes = canvas(width=6.5)
-    groups = by(cells, "state_dim")
-    for place, ((size,), group) in enumerate(groups.items()):
-        for side, (label, colour) in enumerate((("ib", OURS), ("no-ib", OTHER))):
-            found = [cell for cell in group if cell["label"] == label]
-            if not found:
-                continue
+    for place, (size, *arms) in enumerate(pairs):
+        for side, (label, colour, found) in enumerate(zip(("ib", "no-ib"), (OURS, OTHER), arms, strict=True)):
             at = place + 0.4 * side - 0.2
             mean = interval([cell["accuracy"] for cell in found])
             name = {"ib": "with (beta 1e-3)", "no-ib": "without (beta 0)"}[label]
@@ -112,7 +108,8 @@ def bottleneck(records: Sequence[Record], _: Path | None) -> Any:
             if size == 8:
                 p = paper.IB_ABLATION.with_ib if label == "ib" else paper.IB_ABLATION.without
                 axes.errorbar(at - 0.1, p.accuracy, yerr=p.half, color="black", capsize=3, lw=0.8, **WHITE)
-    axes.set_xticks(range(len(groups)), [f"N = {size}" for (size,) in groups])
+    names = [f"N = {size}{trained(cells[0])}\n{cells[0]['steps']:,} steps" for size, cells, _ in pairs]
+    axes.set_xticks(range(len(pairs)), names)
     guessing(axes, find_task("hard_recall").chance)
     axes.set(ylim=(0, 1.2), ylabel="accuracy (mean, 95 % t-interval)")
     axes.set_xlabel(
@@ -127,13 +124,16 @@ def bottleneck(records: Sequence[Record], _: Path | None) -> Any:
 def selectivity(records: Sequence[Record], checkpoints: Path | None) -> Any:
     """Figure 12: the soft gate over one episode, and its mean by kind of step, of the folder's memories."""
     cells = sorted(gated(records, SPARSE, "aura"), key=lambda cell: (cell["state_dim"], cell["seed"]))
-    files = [
-        checkpoints / cell["checkpoint"]
+    cells = [
+        cell
         for cell in cells
         if checkpoints is not None and cell.get("checkpoint") and (checkpoints / cell["checkpoint"]).is_file()
     ]
-    if not files:
+    if checkpoints is None or not cells:
         return None
+    # Seeds of one training, that of the most.
+    cells = max((group for _, group in by_recipe(cells, "state_dim")), key=len)
+    files = [checkpoints / cell["checkpoint"] for cell in cells]
     episodes = evaluation_episodes(find_task(SPARSE), TRACED_EPISODES)
     gates = [_gate(file, episodes) for file in files]
     figure, (trace, bars) = canvas(2, width=11.0, height=3.8, width_ratios=(2, 1))
@@ -190,8 +190,7 @@ def rate_knob(records: Sequence[Record], _: Path | None) -> Any:
     if not cells:
         return None
     figure, axes = canvas(width=6.5)
-    groups = by(cells, "rho")
-    for index, ((rho,), group) in enumerate(groups.items()):
+    for index, ((rho,), group) in enumerate(by_recipe(cells, "rho")):
         rate, accuracy = (interval([c[name] for c in group]) for name in ("write_rate", "accuracy"))
         axes.errorbar(
             rate.mean,

@@ -43,12 +43,22 @@ class Train:
     variant: Annotated[str, _text("the memory, or what it is compared with", "NAME")] = "aura"
     budget: Annotated[int, _text("state size N", "INT")] = 32
     seed: Annotated[int, _text("of weights, data and noise", "INT")] = 0
-    recipe: Annotated[str, _text("aura, open, hard or paper; empty: the presets' for this task", "NAME")] = ""
+    recipe: Annotated[
+        str,
+        _text(
+            "aura, open, hard, paper, probe or kv; empty: the presets' for this task, length, variant and size",
+            "NAME",
+        ),
+    ] = ""
     objective: Annotated[str, _text("paper or aura; empty: the recipe's", "NAME")] = ""
     steps: Annotated[int, _text("gradient steps; 0: the recipe's", "INT")] = 0
     batch: Annotated[int, _text("episodes a gradient step; 0: the recipe's", "INT")] = 0
     length: Annotated[int, _text("steps of an episode of sparse_recall; 0: its own", "INT")] = 0
     event: Annotated[float, _text("event probability of sparse_recall; 0: its own", "P")] = 0.0
+    probe: Annotated[
+        float,
+        _text("how many of training's empty steps ask for a key (not sparse_recall); 0: the recipe's", "P"),
+    ] = 0.0
     engine: Annotated[str, _text("chunked (all steps at once) or bptt (step by step)", "NAME")] = "chunked"
     out: Annotated[Path | None, _text("file to make; none: runs/recall/<key>.safetensors", "PATH")] = None
     teacher: Annotated[
@@ -92,15 +102,22 @@ class Figures:
 class Verify:
     """Compute randomly chosen cells again from their checkpoints and compare; exit status 1 if one differs."""
 
-    folder: Annotated[Path, tyro.conf.Positional, _text("folder of a sweep", "DIR")] = Path("results")
+    folder: Annotated[Path, tyro.conf.Positional, _text("folder of a sweep, or its cells.jsonl", "DIR")] = (
+        Path("results")
+    )
     count: Annotated[int, _text("how many", "INT")] = 3
-    seed: Annotated[int, _text("of the choice", "INT")] = 0
+    seed: Annotated[int | None, _text("of the choice, to repeat one; none: a fresh one, printed", "INT")] = (
+        None
+    )
     json: Json = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Floors:
-    """Count the writes that no memory can do without, on the evaluation episodes of each task."""
+    """Count writes on each task's evaluation episodes: every event, what changes something, and with a default value.
+
+    Only the last is a bound: of a memory that answers all and says class 0 where nothing is stored.
+    """
 
     json: Json = None
 

@@ -10,23 +10,81 @@ from typing import TYPE_CHECKING, Any
 
 from aura_ros.bench.recall.cells import LONGEST, Cell
 from aura_ros.bench.recall.paper import CONTROL_HZ
-from aura_ros.bench.recall.presets import AURA, HARD, OPEN, PAPER_RECIPE
-from aura_ros.bench.recall.tasks import EVALUATION_EPISODES, TASKS, find_task
+from aura_ros.bench.recall.presets import (
+    AURA,
+    HARD,
+    HARD_PROBE,
+    HARD_SMALL,
+    OPEN,
+    PAPER_RECIPE,
+    PRESETS,
+    PROBE,
+    SMALLEST,
+    kv,
+)
+from aura_ros.bench.recall.tasks import EVALUATION_EPISODES, find_task, fitting_task
 from aura_ros.errors import UserError
-from aura_ros.training.settings import OBJECTIVES, PAPER, ObjectiveConfig
+from aura_ros.memory.baseline_config import HEAVY_HITTERS, KINDS, WINDOW
+from aura_ros.training.settings import OBJECTIVES, PAPER, ObjectiveConfig, TrainConfig
 
 if TYPE_CHECKING:
     from aura_ros.training.train import Memory
 
-RECIPES = {"aura": AURA, "open": OPEN, "hard": HARD, "paper": PAPER_RECIPE}
+RECIPES = ("aura", "open", "hard", "paper", "probe", "kv")
 # Below it keys that are not normalised learn the hard task faster; up to it a memory learns with the gate held open.
 SMALL_HARD, SMALL_MAIN = 24, 16
+# Of one gradient step: steps of all its episodes together. Of a judgement: numbers in all observations, 2 GiB of them.
+MOST_TRAINED, MOST_JUDGED = 2**24, 2**29
 
 
-def recipe_for(task: str, state_dim: int) -> str:
-    """The recipe that the presets train this task and size by."""
+@dataclass(frozen=True)
+class Recipe:
+    """How a cell is trained. label: its name in tables."""
+
+    label: str
+    train: TrainConfig
+    objective: ObjectiveConfig
+    probe: float
+    normalise_keys: bool
+
+
+def preset_recipe(task: str, length: int, variant: str, state_dim: int) -> Recipe | None:
+    """How the first preset that has such a cell trains it; None: no preset has one."""
+    wanted = (task, length, variant, state_dim)
+    for cells in PRESETS.values():
+        for cell in cells():
+            if (cell.task, cell.task_steps, cell.variant, cell.state_dim) == wanted:
+                return _of(cell, cell.label)
+    return None
+
+
+def _of(cell: Cell, label: str) -> Recipe:
+    return Recipe(label, cell.train, cell.objective, cell.probe, cell.normalise_keys)
+
+
+def named_recipe(name: str, task: str, length: int, variant: str, state_dim: int) -> Recipe:
+    """The recipe of that name for any memory. Raises UserError for an unknown name."""
+    if name not in RECIPES:
+        raise UserError(f"recipe '{name}' is unknown; choose one of: {', '.join(RECIPES)}")
+    normalise = task != "hard_recall" or state_dim >= SMALL_HARD
+    if name == "kv":
+        cells = [cell for cell in kv() if cell.variant == variant] or kv()
+        cell = next((cell for cell in cells if cell.task_steps == length), cells[0])
+        return dataclasses.replace(_of(cell, name), normalise_keys=normalise)
+    probe, fitting = 0.0, {"aura": AURA, "open": OPEN, "hard": HARD, "paper": PAPER_RECIPE}
+    if name == "probe":
+        hard = task == "hard_recall"
+        probe = HARD_PROBE if hard else PROBE
+        fitting[name] = (HARD if state_dim > SMALLEST else HARD_SMALL) if hard else AURA
+    return Recipe(name, *fitting[name], probe, normalise)
+
+
+def _nearest_name(task: str, variant: str, state_dim: int) -> str:
+    """The name of the recipe for a cell that no preset has: that of its neighbours in them."""
     if task == "hard_recall":
         return "hard"
+    if variant in KINDS:
+        return "kv"
     return "open" if task == "noisy_long_recall" and state_dim <= SMALL_MAIN else "aura"
 
 
@@ -42,30 +100,41 @@ def make_cell(
     batch: int = 0,
     length: int = 0,
     event: float = 0.0,
+    probe: float = 0.0,
     engine: str = "chunked",
 ) -> Cell:
-    """One cell by options. recipe: a name, "" for the task's own; objective, steps, batch: in place of the recipe's.
+    """One cell by options. recipe: a name, "" for that of the presets; the rest, if not 0 or empty, in place of its own.
 
-    Raises UserError for what is unknown or out of range.
+    Raises UserError for what is unknown, out of range, too large to train on, or asks nothing.
     """
-    find_task(task, length or None, event or None)
-    name = recipe or recipe_for(task, state_dim)
-    if name not in RECIPES:
-        raise UserError(f"recipe '{recipe}' is unknown; choose one of: {', '.join(RECIPES)}")
+    found: Any = find_task(task, length or None, event or None)
+    chosen = None if recipe else preset_recipe(task, length, variant, state_dim)
+    if chosen is None:
+        name = recipe or _nearest_name(task, variant, state_dim)
+        chosen = named_recipe(name, task, length, variant, state_dim)
     for option, value in (("steps", steps), ("batch", batch)):
         if value < 0:
             raise UserError(f"{option} {value} is not allowed; it must be 0 or more")
     if objective and objective not in OBJECTIVES:
         raise UserError(f"objective '{objective}' is unknown; choose one of: {', '.join(OBJECTIVES)}")
-    train, asked = RECIPES[name]
+    label, asked = chosen.label, chosen.objective
     if objective and objective != asked.kind:
         asked = PAPER if objective == "paper" else ObjectiveConfig()
-        name = f"{name}-{objective}"
+        label = f"{label}-{objective}"
+    if probe and probe != chosen.probe:
+        label = f"{label}-probe{probe:g}"
     changes: dict[str, Any] = {"engine": engine, "seed": seed}
     if steps:
         changes["steps"] = steps
     if batch:
         changes["batch"] = batch
+    train = dataclasses.replace(chosen.train, **changes)
+    if train.batch * found.steps > MOST_TRAINED:
+        raise UserError(
+            f"batch {train.batch} x length {found.steps} is {train.batch * found.steps:,} steps in one gradient step; "
+            f"allowed: {MOST_TRAINED:,}; give a smaller batch or length"
+        )
+    _check_rows(variant, state_dim)
     return Cell(
         task=task,
         task_steps=length,
@@ -73,11 +142,29 @@ def make_cell(
         variant=variant,
         state_dim=state_dim,
         seed=seed,
-        normalise_keys=task != "hard_recall" or state_dim >= SMALL_HARD,
-        label=name,
-        train=dataclasses.replace(train, **changes),
+        normalise_keys=chosen.normalise_keys,
+        label=label,
+        train=train,
         objective=asked,
+        probe=probe or chosen.probe,
     )
+
+
+def _check_rows(variant: str, state_dim: int) -> None:
+    """Raise UserError for a cache that as many bytes as a memory of this size do not hold."""
+    if variant not in (WINDOW, HEAVY_HITTERS) or state_dim < 1:
+        return
+    for n in range(1, state_dim + 64):
+        try:
+            Cell(variant=variant, state_dim=n)
+        except UserError:
+            continue
+        if n > state_dim:
+            raise UserError(
+                f"budget {state_dim} is not allowed: the bytes of a memory with N = {state_dim} do not hold two rows of "
+                f"{variant}; give N = {n} or more"
+            )
+        return
 
 
 def load_any(path: Path) -> Memory:
@@ -182,15 +269,14 @@ def judge_checkpoint(
     torch.set_num_threads(1)
     module = load_any(path)
     config = module.config
-    fitting = [t for t in TASKS.values() if (t.input_dim, t.classes) == (config.input_dim, config.out_dim)]
-    if not fitting or (task and task not in [t.name for t in fitting]):
-        wanted = ", ".join(f"{t.name} {t.input_dim} -> {t.classes}" for t in TASKS.values())
-        raise UserError(
-            f"checkpoint '{path}' is {config.input_dim} -> {config.out_dim}, which does not fit "
-            f"{task or 'any recall task'}; allowed: {wanted}"
-        )
-    found: Any = find_task(task or fitting[0].name, steps or None, event or None)
+    name = fitting_task(config.input_dim, config.out_dim, task, f"checkpoint '{path}'")
+    found: Any = find_task(name, steps or None, event or None)
     count = episodes or episodes_at(found.steps)
+    if (numbers := count * found.steps * found.input_dim) > MOST_JUDGED:
+        raise UserError(
+            f"episodes {count} x steps {found.steps} x {found.input_dim} numbers of an observation is {numbers:,}; "
+            f"allowed: {MOST_JUDGED:,}; give fewer episodes or steps"
+        )
     say(f"judging on {count:,} episodes of {found.steps:,} steps")
     try:
         scores = evaluate(module, found, count)

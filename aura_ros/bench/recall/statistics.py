@@ -10,8 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 
 RESAMPLES = 10_000
-# A gate that almost never writes, with accuracy near chance: the paper's collapse.
-COLLAPSED_RATE, COLLAPSED_MARGIN = 0.01, 0.15
+# Shares of the writes that a task needs, and of the way from guessing to knowing everything, below both of which a gate
+# has shut. The paper's own case, accuracy 0.420 at 2.3 % where 7.7 % are needed, is one.
+COLLAPSED_WRITES, COLLAPSED_WAY = 0.5, 0.5
+COLLAPSED_NOTE = (
+    "Collapsed: fewer than half the writes of the floor with a default value, and accuracy less than half the way from "
+    "guessing to 1."
+)
 
 
 @dataclass(frozen=True)
@@ -43,8 +48,8 @@ def interval(values: Sequence[float]) -> Interval:
 class Comparison:
     """One variant against another: mean difference of paired seeds with the bootstrap's 95 % interval, and Welch's test.
 
-    welch_low, welch_high, welch_p: of the difference of all seeds of one side and all of the other; nan where there is
-    nothing to test with.
+    low, high: nan for one pair, which has no interval. welch_low, welch_high, welch_p: of the difference of all seeds of
+    one side and all of the other; nan where there is nothing to test with.
     """
 
     difference: float
@@ -57,13 +62,21 @@ class Comparison:
 
     @property
     def parity(self) -> bool:
-        """Whether the bootstrap's interval holds 0."""
+        """Whether the bootstrap's interval holds 0; one pair has none."""
         return self.low <= 0 <= self.high
 
-    def text(self) -> str:
-        """Difference, interval, and Welch's p where there is one."""
+    def text(self, seeds: int = 0) -> str:
+        """Difference, interval, and Welch's p where there is one; the pairs where they are not as many as `seeds`."""
+        if self.pairs < 2:
+            return f"{self.difference:+.4f} (1 pair)"
         p = "" if math.isnan(self.welch_p) else f", p={self.welch_p:.2g}"
-        return f"{self.difference:+.4f} [{self.low:+.4f}, {self.high:+.4f}]{p}"
+        pairs = f" ({self.pairs} pairs)" if seeds and seeds != self.pairs else ""
+        return f"{self.difference:+.4f} {bounds(self.low, self.high, 4)}{p}{pairs}"
+
+
+def bounds(low: float, high: float, digits: int = 3) -> str:
+    """An interval of a difference; "-" where there is none."""
+    return "-" if math.isnan(low) else f"[{low:+.{digits}f}, {high:+.{digits}f}]"
 
 
 def compare(ours: dict[int, float], other: dict[int, float], seed: int = 0) -> Comparison | None:
@@ -74,7 +87,7 @@ def compare(ours: dict[int, float], other: dict[int, float], seed: int = 0) -> C
     if not seeds:
         return None
     differences = np.array([ours[s] - other[s] for s in seeds], float)
-    low = high = float(differences.mean())
+    low = high = float(differences.mean()) if len(seeds) > 1 else math.nan
     if len(seeds) > 1 and np.ptp(differences) > 0:
         found = stats.bootstrap(
             (differences,),
@@ -141,6 +154,10 @@ def judge(ours: Interval, mean: float, half: float | None, seeds: int | None, di
     return Verdict("same" if p >= 0.05 else word, difference, f"p={p:.2g}")
 
 
-def collapsed(accuracy: float, write_rate: float, chance: float) -> bool:
-    """Whether a gate has shut: next to no writes, and answers hardly better than guessing."""
-    return write_rate < COLLAPSED_RATE and accuracy < chance + COLLAPSED_MARGIN
+def collapsed(accuracy: float, write_rate: float, chance: float, needed: float) -> bool:
+    """Whether a gate has shut: far fewer writes than the task needs, and few right answers.
+
+    chance: accuracy of guessing. needed: write rate of the floor with a default value.
+    """
+    few_right = accuracy < chance + COLLAPSED_WAY * (1 - chance)
+    return write_rate < COLLAPSED_WRITES * needed and few_right

@@ -12,7 +12,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from aura_ros.bench.recall.cells import Cell, run_cell
+from aura_ros.bench.recall.cells import Cell, commit, run_cell
 from aura_ros.bench.recall.store import Store
 from aura_ros.errors import UserError
 
@@ -24,14 +24,14 @@ Report = Callable[[int, int, dict[str, Any]], None]
 Records = Generator[dict[str, Any], None, None]
 
 
-def run_one(cell: Cell, folder: str) -> dict[str, Any]:
+def run_one(cell: Cell, folder: str, source: str) -> dict[str, Any]:
     """Train one cell and keep it: what a worker does. The memory is written before the record that names it.
 
-    Raises what training or writing raises, with the cell's key in front.
+    source: the commit of the code that trains. Raises what training or writing raises, with the cell's key in front.
     """
     store = Store(folder)
     try:
-        record = run_cell(cell, store.checkpoint(cell))
+        record = run_cell(cell, store.checkpoint(cell), source=source)
         store.save(record)
     except UserError as mistake:
         raise UserError(f"cell {cell.key}: {mistake}") from mistake
@@ -62,9 +62,14 @@ def run_sweep(
     store.prepare()
     left = store.missing(cells, warn)
     done = len(cells) - len(left)
+    # Now, not when a cell ends: by then the files may be others than those that train.
+    source = commit()
     try:
         # Closed here and now, also when `report` raises: no worker goes on.
-        with _quiet(), closing(_records(left, str(store.folder.resolve()), jobs, engine, warn)) as records:
+        with (
+            _quiet(),
+            closing(_records(left, (str(store.folder.resolve()), source), jobs, engine, warn)) as records,
+        ):
             for record in records:
                 done += 1
                 store.write_lines()
@@ -79,15 +84,15 @@ def run_sweep(
 
 
 def _records(
-    left: Sequence[Cell], folder: str, jobs: int, engine: str, warn: Callable[[str], None]
+    left: Sequence[Cell], place: tuple[str, str], jobs: int, engine: str, warn: Callable[[str], None]
 ) -> Records:
-    """Train all of `left`, whatever happens to workers."""
+    """Train all of `left`, whatever happens to workers. place: folder and commit, for `run_one`."""
     workers = min(jobs or os.cpu_count() or 1, len(left))
     if not left:
         return
     if engine == "processes" and workers == 1:
         for cell in left:
-            yield run_one(cell, folder)
+            yield run_one(cell, *place)
         return
     try:
         import joblib
@@ -96,7 +101,7 @@ def _records(
             f"a sweep needs joblib ({error}); install it with `pip install aura_ros[train]`"
         ) from error
     if engine == "ray":
-        yield from _on_ray(joblib, left, folder, jobs, warn)
+        yield from _on_ray(joblib, left, place, jobs, warn)
         return
     # Ctrl-C reaches the whole group; this process ends the workers, each without a traceback of its own.
     ignoring_interrupts = {"initializer": signal.signal, "initargs": (signal.SIGINT, signal.SIG_IGN)}
@@ -106,7 +111,7 @@ def _records(
         begun: dict[str, Cell] = {}
         try:
             with joblib.parallel_config(backend="loky", inner_max_num_threads=1, **ignoring_interrupts):
-                for record in _parallel(joblib, list(waiting.values()), folder, workers, begun):
+                for record in _parallel(joblib, list(waiting.values()), place, workers, begun):
                     begun.pop(record["key"])
                     waiting.pop(record["key"])
                     yield record
@@ -121,7 +126,7 @@ def _records(
 
 
 def _on_ray(
-    joblib: Any, left: Sequence[Cell], folder: str, jobs: int, warn: Callable[[str], None]
+    joblib: Any, left: Sequence[Cell], place: tuple[str, str], jobs: int, warn: Callable[[str], None]
 ) -> Records:
     from aura_ros.bench.recall.ray_engine import ray_workers
 
@@ -129,7 +134,7 @@ def _on_ray(
     with ray_workers(jobs, RETRIES, warn) as ray, joblib.parallel_config(backend=ray.backend):
         try:
             # Ray's pool deals jobs out in turn, to busy workers too: two each keep idle ones rarer.
-            for record in _parallel(joblib, left, folder, min(ray.count, len(left)), begun, ahead=2):
+            for record in _parallel(joblib, left, place, min(ray.count, len(left)), begun, ahead=2):
                 begun.pop(record["key"])
                 yield record
         except ray.error as error:
@@ -137,14 +142,19 @@ def _on_ray(
 
 
 def _parallel(
-    joblib: Any, left: Sequence[Cell], folder: str, workers: int, begun: dict[str, Cell], ahead: int = 1
+    joblib: Any,
+    left: Sequence[Cell],
+    place: tuple[str, str],
+    workers: int,
+    begun: dict[str, Cell],
+    ahead: int = 1,
 ) -> Records:
     """Records in the order in which they are done. begun: gets the cells that were given to workers, `ahead` to each."""
 
     def given() -> Iterator[Any]:
         for cell in left:
             begun[cell.key] = cell
-            yield joblib.delayed(run_one)(cell, folder)
+            yield joblib.delayed(run_one)(cell, *place)
 
     # Unordered: a long cell must not keep finished ones from being counted.
     parallel = joblib.Parallel(

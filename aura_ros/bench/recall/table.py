@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -13,6 +14,7 @@ from typing import Any
 from aura_ros.bench.recall.cells import Cell
 from aura_ros.bench.recall.paper import CONTROL_HZ, PUBLISHED, Published
 from aura_ros.bench.recall.statistics import (
+    COLLAPSED_NOTE,
     Comparison,
     Interval,
     Verdict,
@@ -21,7 +23,7 @@ from aura_ros.bench.recall.statistics import (
     interval,
     judge,
 )
-from aura_ros.bench.recall.store import read_lines
+from aura_ros.bench.recall.store import fault, read_lines
 from aura_ros.bench.recall.tasks import find_task
 from aura_ros.errors import UserError
 from aura_ros.memory.config import Variant
@@ -31,17 +33,17 @@ ORDER = {variant.value: index for index, variant in enumerate(Variant)}
 DENSE = "write_every_step"
 # Recipes whose cells stand for the paper's; the others change what the paper did not, or what it did elsewhere.
 COMPARABLE = ("aura", "open", "paper", "ib")
+# Recipes that stand for the paper's on one task only: there its sizes are learned with probes.
+COMPARABLE_ON = {("hard_recall", "probe")}
 # Half a unit of the last digit that the paper prints, of accuracies and of writes per second.
 ACCURACY_DIGITS, WRITES_DIGITS = 0.0005, 0.005
-# What a line must have, and of what kind.
-NUMBERS = ("state_dim", "seed", "steps", "accuracy", "write_rate", "floor_skip", "state_bytes", "params")
-TEXTS = ("key", "task", "variant", "label")
 # Variants whose gate is learned, so that it can shut.
 LEARNED = ("aura", "learned_token_gate")
 HEADER = (
     *(
         "variant",
         "N",
+        "steps",
         "accuracy",
         "worst seed",
         "writes",
@@ -55,13 +57,18 @@ HEADER = (
 
 @dataclass(frozen=True)
 class Row:
-    """One variant at one size. writes: fraction of steps. over_skip: mean and worst writes over the skip floor's."""
+    """Seeds of one configuration. writes: fraction of steps. over_skip: mean and worst writes over the skip floor's.
+
+    steps: of training; dense_steps: of what `against_dense` compares with. probed: trained with probes. differences:
+    what tells it from the other rows of its variant and size, by field.
+    """
 
     task: str
     label: str
     variant: str
     state_dim: int
-    steps: tuple[int, ...]
+    steps: int
+    probed: bool
     accuracy: Interval
     writes: Interval
     worst_accuracy: float
@@ -72,7 +79,8 @@ class Row:
     params: int
     published: Published | None
     against_dense: Comparison | None
-    seeds_twice: tuple[int, ...] = ()
+    dense_steps: int | None = None
+    differences: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def accuracy_verdict(self) -> Verdict | None:
@@ -97,37 +105,19 @@ class Row:
 
 def read_cells(folder: str | Path) -> list[Record]:
     """The cells of a folder, each with what tables and figures need. Raises UserError naming file and line."""
-    try:
-        records = read_lines(folder)
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"'{folder}' has cells that are no text ({error.reason}); run the sweep again"
-        ) from error
+    records = read_lines(folder)
+    seen: dict[str, int] = {}
     for number, record in enumerate(records, start=1):
-        if fault := _fault(record):
-            raise UserError(f"'{folder}' line {number} of its cells {fault}; run the sweep again")
+        if wrong := fault(record):
+            raise UserError(f"'{folder}' line {number} of its cells {wrong}; run the sweep again")
+        first = seen.setdefault(record["key"], number)
+        if first != number:
+            raise UserError(
+                f"'{folder}' lines {first} and {number} are the same cell, {record['key']}; remove one of them"
+            )
     if not records:
         raise UserError(f"'{folder}' has no cells; make some with `aura recall sweep --out {folder}`")
     return records
-
-
-def _fault(record: Record) -> str:
-    """What a line lacks, or nothing."""
-    for names, kinds, what in ((TEXTS, str, "text"), (NUMBERS, (int, float), "number")):
-        for name in names:
-            value = record.get(name)
-            if not isinstance(value, kinds) or isinstance(value, bool):
-                return f"has no {what} '{name}'"
-            if isinstance(value, float) and not math.isfinite(value):
-                return f"has no finite '{name}'"
-    if not isinstance(record.get("checkpoint"), (str, type(None))):
-        return "has no file's name as 'checkpoint'"
-    try:
-        Cell.from_dict(record.get("config") or {})
-        find_task(record["task"])
-    except (UserError, AttributeError) as problem:
-        return f"has no usable configuration: {problem}"
-    return ""
 
 
 def task_of(record: Record) -> str:
@@ -136,55 +126,114 @@ def task_of(record: Record) -> str:
     return record["task"] + (f" T={length}" if length else "") + (f" event={event:g}" if event else "")
 
 
+def settings(record: Record, *without: str) -> dict[str, Any]:
+    """All that a cell was trained by but its seed, as field -> value ("train.steps"), less the fields `without`.
+
+    Older records have what they lack filled in. Cells of equal settings are seeds of one row.
+    """
+    values = Cell.from_dict(record["config"]).to_dict()
+    flat = {
+        **values,
+        **{f"{part}.{n}": v for part in ("train", "objective") for n, v in values[part].items()},
+    }
+    left_out = {"seed", "train.seed", "train", "objective", *without}
+    return {name: value for name, value in sorted(flat.items()) if name not in left_out}
+
+
+def recipe(record: Record, *without: str) -> str:
+    """`settings` as one text, to group cells by and to order them."""
+    return json.dumps(settings(record, *without))
+
+
 def rows(records: Iterable[Record]) -> list[Row]:
-    """One row for each task, label, size and variant, in the paper's order."""
-    groups: dict[tuple[str, str, int, str], list[Record]] = defaultdict(list)
-    for record in records:
-        groups[task_of(record), record["label"], record["state_dim"], record["variant"]].append(record)
+    """One row for each task, label, size, variant and further setting, in the paper's order."""
+    groups: dict[tuple[str, str, int, str, int, str], list[Record]] = defaultdict(list)
+    for r in records:
+        groups[task_of(r), r["label"], r["state_dim"], r["variant"], r["steps"], recipe(r)].append(r)
     result = []
-    for key in sorted(groups, key=lambda k: (k[0], k[1], k[2], ORDER.get(k[3], len(ORDER)), k[3])):
-        task, label, state_dim, variant = key
-        dense = groups.get((task, label, state_dim, DENSE), [])
-        result.append(_row(task, label, variant, state_dim, groups[key], dense))
+    for key in sorted(groups, key=lambda k: (*k[:3], ORDER.get(k[3], len(ORDER)), *k[3:])):
+        dense = [cells for other, cells in groups.items() if other[:4] == (*key[:3], DENSE)]
+        twins = [cells for other, cells in groups.items() if other[:4] == key[:4]]
+        result.append(_row(key[0], groups[key], _dense_of(groups[key][0], dense), twins))
     return result
 
 
+def _dense_of(record: Record, dense: Sequence[Sequence[Record]]) -> Sequence[Record]:
+    """What a row is compared with: the dense cells trained alike, or the only ones that differ in their steps alone."""
+    alike = {
+        steps: [
+            cells
+            for cells in dense
+            if recipe(cells[0], "variant", *steps) == recipe(record, "variant", *steps)
+        ]
+        for steps in ((), ("train.steps",))
+    }
+    for found in alike.values():
+        if len(found) == 1:
+            return found[0]
+    return ()
+
+
 def _row(
-    task: str,
-    label: str,
-    variant: str,
-    state_dim: int,
-    cells: Sequence[Record],
-    dense: Sequence[Record],
+    task: str, cells: Sequence[Record], dense: Sequence[Record], twins: Sequence[Sequence[Record]]
 ) -> Row:
-    name = cells[0]["task"]
-    chance = find_task(name).chance
+    first = cells[0]
+    name, label, variant = first["task"], first["label"], first["variant"]
     over = [c["write_rate"] * c["floor_skip"] for c in cells]
-    by_seed = {c["seed"]: c["accuracy"] for c in cells}
-    seeds = [c["seed"] for c in cells]
     published = None
-    if task == name and label in COMPARABLE:
-        published = PUBLISHED.get((name, variant, state_dim))
+    if task == name and (label in COMPARABLE or (name, label) in COMPARABLE_ON):
+        published = PUBLISHED.get((name, variant, first["state_dim"]))
     against = None
     if variant != DENSE and dense:
-        against = compare(by_seed, {c["seed"]: c["accuracy"] for c in dense})
+        against = compare(by_seed(cells), by_seed(dense))
+    others = [settings(twin[0]) for twin in twins]
+    ours = settings(first)
     return Row(
         task=task,
         label=label,
         variant=variant,
-        state_dim=state_dim,
-        steps=tuple(sorted({c["steps"] for c in cells})),
+        state_dim=first["state_dim"],
+        steps=first["steps"],
+        probed=bool(first["config"].get("probe")),
         accuracy=interval([c["accuracy"] for c in cells]),
         writes=interval([c["write_rate"] for c in cells]),
         worst_accuracy=min(c["accuracy"] for c in cells),
         over_skip=sum(over) / len(over),
         worst_over_skip=max(over),
-        collapsed=sum(collapsed(c["accuracy"], c["write_rate"], chance) for c in cells if variant in LEARNED),
-        state_bytes=cells[0]["state_bytes"],
-        params=cells[0]["params"],
+        collapsed=len(shut(cells)) if variant in LEARNED else 0,
+        state_bytes=first["state_bytes"],
+        params=first["params"],
         published=published,
         against_dense=against,
-        seeds_twice=tuple(sorted({s for s in seeds if seeds.count(s) > 1})),
+        dense_steps=dense[0]["steps"] if against is not None else None,
+        differences={n: v for n, v in ours.items() if any(other[n] != v for other in others)},
+    )
+
+
+def by_seed(cells: Iterable[Record], name: str = "accuracy") -> dict[int, float]:
+    """seed -> value, of cells of one row. Raises UserError where two have the same seed: neither is left out."""
+    found: dict[int, float] = {}
+    for cell in cells:
+        if cell["seed"] in found:
+            raise UserError(
+                f"seed {cell['seed']} of {cell['label']} has two cells, such as {cell['key']}; remove one"
+            )
+        found[cell["seed"]] = cell[name]
+    return found
+
+
+def shut(cells: Iterable[Record]) -> list[int]:
+    """Seeds whose gate has collapsed."""
+    return sorted(
+        c["seed"]
+        for c in cells
+        if collapsed(
+            c["accuracy"],
+            c["write_rate"],
+            find_task(c["task"]).chance,
+            # Records without the floor with a default value have the one above it.
+            1 / (c.get("floor_default") or c["floor_skip"]),
+        )
     )
 
 
@@ -194,8 +243,9 @@ def markdown(table: Sequence[Row]) -> str:
     for (task, label), group in _grouped(table):
         seeds = sorted({row.accuracy.n for row in group})
         many = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+        probes = ", trained with probes" if all(row.probed for row in group) else ""
         lines += [
-            f"### {task}, recipe {label}, {many} seed{'' if seeds[-1] == 1 else 's'}",
+            f"### {task}, recipe {label}{probes}, {many} seed{'' if seeds[-1] == 1 else 's'}",
             "",
             line(HEADER),
             line(["---"] * len(HEADER)),
@@ -204,6 +254,7 @@ def markdown(table: Sequence[Row]) -> str:
             cells = (
                 row.variant,
                 row.state_dim,
+                f"{row.steps:,}",
                 row.accuracy.text(4),
                 f"{row.worst_accuracy:.4f}",
                 f"{100 * row.writes.mean:.2f} %",
@@ -213,18 +264,29 @@ def markdown(table: Sequence[Row]) -> str:
                 differs(row),
                 f"{row.over_skip:.3f} ({row.worst_over_skip:.3f})" if row.variant == "aura" else "",
                 f"{row.collapsed} of {row.accuracy.n}",
-                "-" if row.against_dense is None else row.against_dense.text(),
+                _against(row),
                 row.state_bytes,
             )
             lines.append(line(cells))
         lines += [
-            f"\n{row.variant} N = {row.state_dim}: more than one cell of seed {', '.join(map(str, row.seeds_twice))} "
-            f"({', '.join(map(str, row.steps))} steps); all are counted."
+            f"\n{row.variant} N = {row.state_dim}, {row.steps:,} steps: the one of "
+            f"{', '.join(f'{name} {value}' for name, value in row.differences.items())}."
             for row in group
-            if row.seeds_twice
+            # Steps have their column.
+            if row.differences.keys() - {"train.steps"}
         ]
         lines.append("")
+    if lines:
+        lines += [COLLAPSED_NOTE, ""]
     return "\n".join(lines)
+
+
+def _against(row: Row) -> str:
+    """The comparison with write_every_step, and that one's steps where they are others."""
+    if row.against_dense is None:
+        return "-"
+    other = "" if row.dense_steps == row.steps else f", its {row.dense_steps:,} steps"
+    return row.against_dense.text(row.accuracy.n) + other
 
 
 def line(cells: Iterable[object]) -> str:

@@ -17,9 +17,11 @@ from aura_ros.training.episodes import DISTRACTOR, EVENT, FILLER, NO_TARGET, QUE
 
 @dataclass(frozen=True)
 class Floors:
-    """Steps per necessary write, counted on episodes: no memory that keeps all answers writes less.
+    """Steps per write of three ways to keep all answers, counted on episodes.
 
-    events: it writes every event. skip: not those that change nothing. default: an unseen key stands for class 0.
+    events: writes every event. skip: leaves out those that change nothing stored. default: leaves out a first binding to
+    class 0 too. Only the last is a bound, and for memories whose empty answer is class 0: they may write less than the
+    other two, but not less than that.
     """
 
     events: float
@@ -156,7 +158,8 @@ class SparseRecall:
 
     A step is an event with probability `event`; if the first half has none, step 0 becomes one. Another step, once
     an event was seen, is a query with probability `query`. Every step shows a random symbol: an event's counts.
-    Observation: one-hot symbol, event flag, query flag.
+    Observation: one-hot symbol, event flag, query flag. Raises UserError for fewer than 2 steps or an event probability
+    outside 0..1 (1 excluded): nothing would ever be asked.
     """
 
     name: str
@@ -164,6 +167,17 @@ class SparseRecall:
     event: float
     query: float
     steps: int
+
+    def __post_init__(self) -> None:
+        # A query comes after an event and is none itself.
+        if self.steps < 2:
+            raise UserError(
+                f"task '{self.name}' asks nothing in {self.steps} steps; give a length of 2 or more"
+            )
+        if not 0 <= self.event < 1:
+            raise UserError(
+                f"event {self.event:g} is not allowed; give a probability below 1, so that task '{self.name}' asks something"
+            )
 
     @property
     def input_dim(self) -> int:
@@ -225,7 +239,7 @@ TASKS: dict[str, Task] = {task.name: task for task in (MAIN, HARD, SPARSE)}
 def find_task(name: str, steps: int | None = None, event: float | None = None) -> Task:
     """A task by name; sparse_recall also at another length and event probability.
 
-    Raises UserError for an unknown name, or changes to another task.
+    Raises UserError for an unknown name, changes to another task, or a length or probability that leaves no query.
     """
     if name not in TASKS:
         raise UserError(f"task '{name}' is unknown; choose one of: {', '.join(TASKS)}")
@@ -236,6 +250,22 @@ def find_task(name: str, steps: int | None = None, event: float | None = None) -
         raise UserError(f"task '{name}' has one length and no events; only sparse_recall takes other ones")
     return dataclasses.replace(
         task, steps=task.steps if steps is None else steps, event=task.event if event is None else event
+    )
+
+
+def fitting_task(input_dim: int, classes: int, name: str = "", what: str = "memory") -> str:
+    """The name of the task that a memory's widths fit: `name`, or else the first.
+
+    what: who has these widths, for the message. Raises UserError for an unknown name or if no task fits.
+    """
+    if name:
+        find_task(name)
+    for task in (TASKS[name],) if name else TASKS.values():
+        if (task.input_dim, task.classes) == (input_dim, classes):
+            return task.name
+    wanted = ", ".join(f"{t.name} {t.input_dim} -> {t.classes}" for t in TASKS.values())
+    raise UserError(
+        f"{what} is {input_dim} -> {classes}, which does not fit {name or 'any recall task'}; allowed: {wanted}"
     )
 
 
