@@ -76,6 +76,7 @@ def named_recipe(name: str, task: str, length: int, variant: str, state_dim: int
         hard = task == "hard_recall"
         probe = HARD_PROBE if hard else PROBE
         fitting[name] = (HARD if state_dim > SMALLEST else HARD_SMALL) if hard else AURA
+        normalise = not hard
     return Recipe(name, *fitting[name], probe, normalise)
 
 
