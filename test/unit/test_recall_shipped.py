@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
+from aura_ros import cli
 from aura_ros.bench.recall.store import CHECKPOINTS, LINES, Store, fault
 from aura_ros.bench.recall.table import markdown, read_cells, rows
 from aura_ros.bench.recall.verify import verify
 from aura_ros.files import LFS_POINTER
 
-RESULTS = Path(__file__).resolve().parents[2] / "results"
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "results"
 
 
 @pytest.fixture(autouse=True)
@@ -54,3 +57,13 @@ def test_a_shipped_cell_computed_again_is_equal(tmp_path):
     (tmp_path / LINES).write_text(json.dumps(smallest) + "\n")
     (check,) = verify(tmp_path, count=1)
     assert check.equal
+
+
+def test_the_document_shows_the_tables_of_the_shipped_cells(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["aura", "recall", "table", str(RESULTS)])
+    with pytest.raises(SystemExit):
+        cli.main()
+    document = (ROOT / "docs" / "results.md").read_text()
+    assert capsys.readouterr().out.strip() in document, "run `python tools/update_results.py`"
+    for picture in re.findall(r"\((figures/[^)]+)\)", document):
+        assert (ROOT / "docs" / picture).is_file()
