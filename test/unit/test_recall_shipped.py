@@ -14,7 +14,6 @@ from aura_ros import cli
 from aura_ros.bench.recall.store import CHECKPOINTS, LINES, Store, fault
 from aura_ros.bench.recall.table import markdown, read_cells, rows
 from aura_ros.bench.recall.verify import verify
-from aura_ros.files import LFS_POINTER
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "results"
@@ -50,8 +49,6 @@ def test_a_shipped_cell_computed_again_is_equal(tmp_path):
     kept = [r for r in read_cells(RESULTS) if r["checkpoint"] and r["task"] == "noisy_long_recall"]
     smallest = min(kept, key=lambda record: (record["state_dim"], record["key"]))
     file = RESULTS / CHECKPOINTS / smallest["checkpoint"]
-    if file.read_bytes().startswith(LFS_POINTER):
-        pytest.skip("checkpoints are not fetched: git lfs pull")
     (tmp_path / CHECKPOINTS).mkdir()
     shutil.copy(file, tmp_path / CHECKPOINTS)
     (tmp_path / LINES).write_text(json.dumps(smallest) + "\n")
