@@ -78,3 +78,7 @@ class Task(Protocol):
     def episodes(self, count: int, rng: np.random.Generator) -> Episodes:
         """Make `count` episodes; the same generator state gives the same bytes."""
         ...
+
+    def easier(self, share: float) -> Task:
+        """The same task with this share of its events to remember, for the start of training."""
+        ...

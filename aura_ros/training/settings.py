@@ -48,6 +48,8 @@ class TrainConfig:
 
     open_until: at the start the gate is held open (forward 1, gradient of the soft gate), until the running
     cross-entropy is below it, for 60 % of the steps at most.
+    curriculum: in the first half of this share of the steps episodes have a quarter of the task's events, in the second
+    half of it half of them, then all.
     """
 
     steps: int = option(1200, "gradient steps", minimum=1, maximum=10_000_000)
@@ -67,6 +69,9 @@ class TrainConfig:
         "hold the gate open until the running cross-entropy is below; 0: never",
         minimum=0.0,
         maximum=10.0,
+    )
+    curriculum: float = option(
+        0.0, "share of the steps, the first, on easier episodes; 0: none", minimum=0.0, maximum=1.0
     )
     freeze_gate: bool = option(False, "leave the gate as it was initialised: capacity without learning")
     token_rate: float = option(

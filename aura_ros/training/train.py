@@ -46,13 +46,24 @@ class Progress:
 
 
 def batches(config: TrainConfig, task: Task) -> Iterator[Episodes]:
-    """Endless batches from the seed, made in blocks."""
+    """Endless batches from the seed, made in blocks; the first ones of easier episodes with a curriculum."""
     rng = np.random.default_rng([TRAINING_SEED, config.seed])
     many = min(BLOCK, max(BLOCK_STEPS // (config.batch * task.steps), 1))
+    easy = round(config.curriculum * config.steps)
+    done = 0
+    for until, share in ((easy // 2, 0.25), (easy, 0.5)):
+        easier = task.easier(share) if done < until else task
+        while done < until:
+            yield from _block(easier, config.batch, min(many, until - done), rng)
+            done += min(many, until - done)
     while True:
-        block = task.episodes(config.batch * many, rng)
-        for start in range(0, len(block), config.batch):
-            yield block.slice(slice(start, start + config.batch))
+        yield from _block(task, config.batch, many, rng)
+
+
+def _block(task: Task, batch: int, many: int, rng: np.random.Generator) -> Iterator[Episodes]:
+    block = task.episodes(batch * many, rng)
+    for start in range(0, len(block), batch):
+        yield block.slice(slice(start, start + batch))
 
 
 def build(config: MemoryConfig | BaselineConfig) -> Memory:

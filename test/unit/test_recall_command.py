@@ -378,7 +378,12 @@ def test_probes_can_be_asked_for_and_show_in_label_and_record(aura, tmp_path):
     made = make_cell(task="hard_recall", variant="aura", state_dim=32, seed=0, probe=0.25)
     assert (made.probe, made.label) == (0.25, "aura-probe0.25")
     # What the recipe does anyway renames nothing.
-    assert make_cell(task="hard_recall", variant="aura", state_dim=16, seed=0, probe=0.5).label == "probe"
+    assert (
+        make_cell(
+            task="noisy_long_recall", variant="aura", state_dim=32, seed=0, recipe="probe", probe=0.3
+        ).label
+        == "probe"
+    )
     assert aura("train", *TINY, "--probe", 0.3, "--out", "m.safetensors")[0] == 0
     assert json.loads((tmp_path / "m.json").read_text())["config"]["probe"] == 0.3
 

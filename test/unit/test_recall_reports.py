@@ -150,13 +150,13 @@ def test_capacity_control_sets_learned_frozen_and_no_gate_side_by_side():
 
 def test_bottleneck_is_of_the_hard_tasks_smallest_memory_and_of_cells_trained_alike():
     both = of_preset("ib-ablation")
-    assert {r["label"] for r in both} == {"probe", "no-ib"}
+    assert {r["label"] for r in both} == {"aura", "no-ib"}
     hard = of_preset("paper-hard", budgets=[8, 16])
     (size, ours, without) = ib_pairs([*hard, *[r for r in both if r["label"] == "no-ib"]])[0]
     assert (size, len(ours), len(without)) == (8, 3, 3)
     assert {r["variant"] for r in ours} == {"aura"}
     (row, _) = sections(both)["ib-ablation"].rows
-    assert row[0] == "8, trained with probes"
+    assert row[0] == "8"
     assert "(3 pairs)" in row[4]
     shorter = [
         record(dataclasses.replace(c, train=dataclasses.replace(c.train, steps=2))) for c in no_ib_cells()
@@ -170,7 +170,7 @@ def no_ib_cells():
 
 def test_one_pair_of_the_bottleneck_has_no_interval():
     found = of_preset("ib-ablation")
-    row = sections([r for r in found if r["label"] == "probe" or r["seed"] == 0])["ib-ablation"].rows[0]
+    row = sections([r for r in found if r["label"] == "aura" or r["seed"] == 0])["ib-ablation"].rows[0]
     assert row[4] == "- (1 pair)"
 
 
@@ -245,15 +245,12 @@ def test_caches_are_judged_by_length_and_cells_without_further_lengths_are_shown
 
 def test_hard_tasks_gaps_are_of_equal_training_and_say_which_had_probes():
     made = sections(of_preset("paper-hard", variants=["aura", "fixed_size_state"]))["paper-hard"]
-    assert [row[0] for row in made.rows] == [
-        *("8, trained with probes", "16, trained with probes", "24, trained with probes"),
-        *("32", "32, trained with probes"),
-    ]
-    assert [n["comparison"]["pairs"] for n in made.numbers] == [3] * 5
-    by_label = {
+    assert [row[0] for row in made.rows] == ["8", "16", "24", "32", "32, trained with probes"]
+    assert [n["comparison"] and n["comparison"]["pairs"] for n in made.numbers] == [3, 3, 3, 3, None]
+    beside = {
         row.probed: row.published for row in rows(of_preset("paper-hard", budgets=[32], variants=["aura"]))
     }
-    assert by_label[True] == by_label[False] == paper.PUBLISHED["hard_recall", "aura", 32]
+    assert beside == {False: paper.PUBLISHED["hard_recall", "aura", 32], True: None}
 
 
 def test_gap_on_the_hard_task_is_that_to_fixed_size_state():
@@ -362,11 +359,11 @@ def test_figure_6_has_the_size_that_has_a_recipe_of_its_own(tmp_path):
     assert "aura (N = 16, 32, 64)" in said
 
 
-def test_figure_11_has_the_arm_trained_with_probes():
+def test_figure_11_has_both_arms_at_the_papers_size():
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     said = texts(FIGURES[11].make(of_preset("ib-ablation"), None))
     assert {"with (beta 1e-3)", "without (beta 0)"} <= set(said)
-    assert any("N = 8, trained with probes" in text for text in said)
+    assert any("N = 8" in text for text in said)
 
 
 def test_figure_12_names_the_seed_that_it_draws(tmp_path):

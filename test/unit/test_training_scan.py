@@ -9,16 +9,17 @@ import pytest
 import torch
 
 from aura_ros.bench.recall.presets import PRESETS
-from aura_ros.bench.recall.tasks import MAIN, SPARSE
+from aura_ros.bench.recall.tasks import HARD, MAIN, SPARSE
 from aura_ros.errors import UserError
 from aura_ros.memory.config import MemoryConfig, Variant
 from aura_ros.memory.module import MemoryModule, logistic_noise
 from aura_ros.training import scan_numpy
+from aura_ros.training.episodes import EVENT
 from aura_ros.training.objective import Objective, ObjectiveConfig
 from aura_ros.training.scan import delta_rule, normalised, run_sequence, run_stepwise, scan_gates
 from aura_ros.training.scan_numpy import scan_gates_numpy
 from aura_ros.training.settings import TrainConfig
-from aura_ros.training.train import BLOCK, BLOCK_STEPS, batches, gradient_step, train
+from aura_ros.training.train import BLOCK, BLOCK_STEPS, TRAINING_SEED, batches, gradient_step, train
 
 FAST = [v for v in Variant if v not in (Variant.FULL_RECURRENCE, Variant.NO_MEMORY, Variant.RANDOM_WRITE)]
 
@@ -245,3 +246,19 @@ def test_blocks_of_data_are_bounded_and_those_of_the_presets_stay_as_they_were()
     assert drawn == [4, 16]
     for cells in PRESETS.values():
         assert all(c.train.batch * BLOCK * c.training_task().steps <= BLOCK_STEPS for c in cells())
+
+
+def test_a_curriculum_begins_with_a_quarter_of_the_events_then_half_and_never_touches_the_rest():
+    settings = TrainConfig(steps=50, batch=4, curriculum=0.4)
+    found = [(e.kinds == EVENT).sum(1) for e, _ in zip(batches(settings, HARD), range(60), strict=False)]
+    bound = [HARD.easier(share).bindings for share in (0.25, 0.5, 1.0)]
+    assert bound == [4, 8, 16]
+    for step, events in enumerate(found):
+        least = bound[(step >= 10) + (step >= 20)]
+        assert least <= events.min(), step
+        assert events.max() <= 2 * least, step
+    plain = dataclasses.replace(settings, curriculum=0.0)
+    first = next(batches(plain, HARD))
+    whole = HARD.episodes(BLOCK * 4, np.random.default_rng([TRAINING_SEED, 0]))
+    np.testing.assert_array_equal(first.observations, whole.observations[:4])
+    assert SPARSE.easier(0.25) == SPARSE

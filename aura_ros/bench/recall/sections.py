@@ -86,11 +86,11 @@ def gated(records: Iterable[Record], task: str, *labels: str) -> list[Record]:
 def ib_pairs(records: Iterable[Record]) -> list[tuple[int, list[Record], list[Record]]]:
     """Figure 11's arms: N, cells with the bottleneck, cells trained alike without; sizes that have both.
 
-    With: label "ib", or the smallest size of the hard task, which is trained with probes.
+    With: label "ib", or the hard task's own recipe.
     """
     cells = [r for r in records if r["variant"] == "aura" and task_of(r) == HARD]
     without = [r for r in cells if r["label"] == "no-ib"]
-    ours = [r for r in cells if r["label"] == "ib" or (r["label"], r["state_dim"]) == ("probe", 8)]
+    ours = [r for r in cells if r["label"] in ("ib", "aura")]
     pairs = [
         (size, group, alike(group, without, "label", "objective.beta"))
         for (size,), group in by_recipe(ours, "state_dim")

@@ -15,6 +15,7 @@ from aura_ros.bench.recall.presets import (
     HARD,
     HARD_PROBE,
     HARD_SMALL,
+    NORMALISED_HARD,
     OPEN,
     PAPER_RECIPE,
     PRESETS,
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
     from aura_ros.training.train import Memory
 
 RECIPES = ("aura", "open", "hard", "paper", "probe", "kv")
-# Below it keys that are not normalised learn the hard task faster; up to it a memory learns with the gate held open.
-SMALL_HARD, SMALL_MAIN = 24, 16
+# Up to it a memory learns the main task with the gate held open.
+SMALL_MAIN = 16
 # Of one gradient step: steps of all its episodes together. Of a judgement: numbers in all observations, 2 GiB of them.
 MOST_TRAINED, MOST_JUDGED = 2**24, 2**29
 
@@ -66,16 +67,19 @@ def named_recipe(name: str, task: str, length: int, variant: str, state_dim: int
     """The recipe of that name for any memory. Raises UserError for an unknown name."""
     if name not in RECIPES:
         raise UserError(f"recipe '{name}' is unknown; choose one of: {', '.join(RECIPES)}")
-    normalise = task != "hard_recall" or state_dim >= SMALL_HARD
+    normalise = task != "hard_recall" or state_dim >= NORMALISED_HARD
     if name == "kv":
         cells = [cell for cell in kv() if cell.variant == variant] or kv()
         cell = next((cell for cell in cells if cell.task_steps == length), cells[0])
         return dataclasses.replace(_of(cell, name), normalise_keys=normalise)
-    probe, fitting = 0.0, {"aura": AURA, "open": OPEN, "hard": HARD, "paper": PAPER_RECIPE}
+    small = state_dim <= SMALLEST
+    fitting = {"aura": AURA, "open": OPEN, "hard": HARD_SMALL if small else HARD, "paper": PAPER_RECIPE}
+    probe = 0.0
     if name == "probe":
         hard = task == "hard_recall"
         probe = HARD_PROBE if hard else PROBE
-        fitting[name] = (HARD if state_dim > SMALLEST else HARD_SMALL) if hard else AURA
+        train, objective = fitting["hard"] if hard else AURA
+        fitting[name] = (dataclasses.replace(train, curriculum=0.0), objective)
         normalise = not hard
     return Recipe(name, *fitting[name], probe, normalise)
 

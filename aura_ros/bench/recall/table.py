@@ -33,8 +33,6 @@ ORDER = {variant.value: index for index, variant in enumerate(Variant)}
 DENSE = "write_every_step"
 # Recipes whose cells stand for the paper's; the others change what the paper did not, or what it did elsewhere.
 COMPARABLE = ("aura", "open", "paper", "ib")
-# Recipes that stand for the paper's on one task only: there its sizes are learned with probes.
-COMPARABLE_ON = {("hard_recall", "probe")}
 # Half a unit of the last digit that the paper prints, of accuracies and of writes per second.
 ACCURACY_DIGITS, WRITES_DIGITS = 0.0005, 0.005
 # Variants whose gate is learned, so that it can shut.
@@ -181,7 +179,7 @@ def _row(
     name, label, variant = first["task"], first["label"], first["variant"]
     over = [c["write_rate"] * c["floor_skip"] for c in cells]
     published = None
-    if task == name and (label in COMPARABLE or (name, label) in COMPARABLE_ON):
+    if task == name and label in COMPARABLE:
         published = PUBLISHED.get((name, variant, first["state_dim"]))
     against = None
     if variant != DENSE and dense:

@@ -94,6 +94,11 @@ class NoisyRecall:
         """Accuracy of guessing."""
         return 1.0 / self.values
 
+    def easier(self, share: float) -> NoisyRecall:
+        """With this share of the bindings, and no more queries than that."""
+        bindings = max(round(share * self.bindings), 1)
+        return dataclasses.replace(self, bindings=bindings, queries=min(self.queries, bindings))
+
     def episodes(self, count: int, rng: np.random.Generator) -> Episodes:
         """Make `count` episodes; the same generator state gives the same bytes."""
         stream = self.steps - self.queries
@@ -198,6 +203,10 @@ class SparseRecall:
     def chance(self) -> float:
         """Accuracy of guessing."""
         return 1.0 / self.symbols
+
+    def easier(self, share: float) -> SparseRecall:
+        """Itself: it remembers one event at a time, which is easy enough."""
+        return self
 
     def episodes(self, count: int, rng: np.random.Generator) -> Episodes:
         """Make `count` episodes; the same generator state gives the same bytes."""
