@@ -15,7 +15,6 @@ from aura_ros.bench.recall.presets import (
     HARD,
     HARD_PROBE,
     HARD_SMALL,
-    NORMALISED_HARD,
     OPEN,
     PAPER_RECIPE,
     PRESETS,
@@ -67,7 +66,7 @@ def named_recipe(name: str, task: str, length: int, variant: str, state_dim: int
     """The recipe of that name for any memory. Raises UserError for an unknown name."""
     if name not in RECIPES:
         raise UserError(f"recipe '{name}' is unknown; choose one of: {', '.join(RECIPES)}")
-    normalise = task != "hard_recall" or state_dim >= NORMALISED_HARD
+    normalise = task != "hard_recall"
     if name == "kv":
         cells = [cell for cell in kv() if cell.variant == variant] or kv()
         cell = next((cell for cell in cells if cell.task_steps == length), cells[0])
@@ -80,7 +79,6 @@ def named_recipe(name: str, task: str, length: int, variant: str, state_dim: int
         probe = HARD_PROBE if hard else PROBE
         train, objective = fitting["hard"] if hard else AURA
         fitting[name] = (dataclasses.replace(train, curriculum=0.0), objective)
-        normalise = not hard
     return Recipe(name, *fitting[name], probe, normalise)
 
 
