@@ -15,6 +15,7 @@ from aura_ros.errors import UserError
 from aura_ros.geometry import GRIPPER_DOWN_XYZW, quaternion_to_axis_angle
 from aura_ros.sim import runtime
 from aura_ros.sim.actions import check_env_action, is_saturated
+from aura_ros.sim.displaced import displace
 from aura_ros.sim.official import official_bddl_file, official_init_states, official_task
 from aura_ros.sim.runtime import SetupError
 from aura_ros.sim.suites import EpisodeConfig
@@ -161,7 +162,9 @@ class LiberoEnv:
             )
         runtime.release_gl()
 
-    def reset(self, init_state: int | None = None, seed: int | None = None) -> None:
+    def reset(
+        self, init_state: int | None = None, seed: int | None = None, displaced: int | None = None
+    ) -> None:
         """Start an episode: seed, reset, set the official initial state, let it settle.
 
         The official states do not hold the poses of fixtures (cabinets, stoves); robosuite draws those
@@ -170,7 +173,7 @@ class LiberoEnv:
         afterwards. (OpenVLA-OFT's evaluation seeds once a task; there the poses differ from trial to trial.)
 
         Args:
-            init_state, seed: for this and later episodes; None keeps the configuration's.
+            init_state, seed, displaced: for this and later episodes; None keeps the configuration's.
 
         Raises:
             UserError: a value out of range.
@@ -182,6 +185,7 @@ class LiberoEnv:
             self.config,
             init_state=self.config.init_state if init_state is None else init_state,
             seed=self.config.seed if seed is None else seed,
+            displaced=self.config.displaced if displaced is None else displaced,
         )
         self._running = False
         with _NumpyGlobalSeed(self.config.seed):
@@ -191,12 +195,19 @@ class LiberoEnv:
             robot.gripper.current_action = np.zeros(robot.gripper.dof)
         self._observation = env.set_init_state(self._init_states[self.config.init_state])
         before = self._object_positions()
-        for _ in range(self.config.settle_steps):
-            self._observation = env.step(list(_SETTLE_ACTION))[0]
+        self.settle()
         self._check_settled(before)
+        if self.config.displaced:
+            displace(self)
         self.step_count = 0
         self.saturated = 0
         self._running = True
+
+    def settle(self) -> None:
+        """Let `config.settle_steps` control steps pass with the gripper open and the arm at rest; they are not counted."""
+        env = self._open_env()
+        for _ in range(self.config.settle_steps):
+            self._observation = env.step(list(_SETTLE_ACTION))[0]
 
     def step(self, action: npt.ArrayLike) -> StepResult:
         """Execute one action for one control period (0.05 s).
@@ -280,6 +291,22 @@ class LiberoEnv:
                 f"camera '{camera}' rendered a black frame: off-screen rendering does not work here"
             )
         return np.ascontiguousarray(raw[::-1])
+
+    @property
+    def domain(self) -> Any:
+        """LIBERO's own environment below (a robosuite `BDDLBaseDomain`): `.sim`, `.robots`, objects and goals.
+
+        Raises:
+            RuntimeError: after `close`.
+        """
+        return self._open_env().env
+
+    def bookkeeping(self, put: dict[str, Any] | None = None) -> dict[str, Any]:
+        """What an episode counts beside the simulation's state; put: set it, as a relabelling does that went ahead."""
+        names = ("step_count", "saturated", "_running", "_observation")
+        for name, value in (put or {}).items():
+            setattr(self, name, value)
+        return {name: getattr(self, name) for name in names}
 
     def close(self) -> None:
         """Free the simulation and its GL context. Safe to call twice."""

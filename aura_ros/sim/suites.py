@@ -44,6 +44,7 @@ class EpisodeConfig:
     task: index in the suite (libero_90: 0..89, the others: 0..9).
     init_state: which of the task's 50 official initial states.
     seed: of the fixture poses, which the initial state does not hold (see `LiberoEnv.reset`).
+    displaced: 0 is the official state; k > 0 its k-th arrangement with displaced objects (see `aura_ros.sim.displaced`).
     max_steps: control steps after settling; None takes the suite's limit.
     settle_steps: control steps without motion, gripper open, before the first observation.
     image_size: height and width of both cameras, pixels.
@@ -62,6 +63,7 @@ class EpisodeConfig:
     settle_steps: int = 10
     image_size: int = 256
     action_limit: float = 1.5
+    displaced: int = 0
 
     def __post_init__(self) -> None:
         if self.suite not in SUITES:
@@ -75,6 +77,7 @@ class EpisodeConfig:
             _check_range("max_steps", self.max_steps, 1, 100_000, suite_limit)
         _check_range("settle_steps", self.settle_steps, 0, 1000)
         _check_range("image_size", self.image_size, 16, 1024, " pixels")
+        _check_range("displaced", self.displaced, 0, MAX_SEED)
         limit = self.action_limit
         if isinstance(limit, bool) or not isinstance(limit, int | float) or not 0 < limit <= 100:
             raise UserError(
