@@ -23,6 +23,7 @@ from aura_ros.bench.backbone_config import BackboneBenchConfig
 from aura_ros.certify_command import Certify, run_certify
 from aura_ros.endless_command import Endless, run_endless
 from aura_ros.errors import UserError
+from aura_ros.expert_command import Expert, run_expert_command
 from aura_ros.nodes.options import POLICY_OPTIONS, SIM_OPTIONS, read_options
 from aura_ros.nodes.policy_config import PolicyNodeConfig
 from aura_ros.nodes.sim_config import SimNodeConfig
@@ -181,6 +182,7 @@ COMMANDS: dict[str, Any] = {
     "doctor": Doctor,
     "certify": Certify,
     "endless": Endless,
+    "expert": Expert,
 }
 
 
@@ -251,6 +253,7 @@ RUNNERS: dict[type, Callable[[Any], int]] = {
     **dict.fromkeys(RECALL_COMMANDS.values(), run_recall),
     Certify: run_certify,
     Endless: run_endless,
+    Expert: run_expert_command,
     Doctor: run_doctor,
 }
 

@@ -14,8 +14,8 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 # At the root: shared words that everything may use, and the command line, which may use everything.
 SHARED = {"", "config", "errors", "files", "geometry", "types", "share"}
 FRONT = {
-    "__main__", "certify_command", "checkpoint_command", "cli", "doctor", "endless_command", "preflight",
-    "recall_command", "sim_run",
+    "__main__", "certify_command", "checkpoint_command", "cli", "doctor", "endless_command", "expert_command", "preflight",
+    "recall_command", "sim_run", "states",
 }  # fmt: skip
 # Who may import whom; a folder may always import itself and SHARED.
 ALLOWED = {
