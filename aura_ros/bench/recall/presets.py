@@ -39,6 +39,9 @@ LONG = frozenset(
 )
 # The paper's 0.003 moves nothing.
 KNOB_WEIGHT = 10.0
+# At N = 24 one of seven seeds was not done with the curriculum's easy episodes in time.
+HARD_LONG = (dataclasses.replace(HARD[0], steps=4000, curriculum=0.4), HARD[1])
+LONG_HARD = 24
 # A state too small for all answers: the penalty acts from the cross-entropy on that it does reach.
 HARD_SMALL = (
     TrainConfig(steps=4000, batch=64, open_until=0.3, curriculum=0.3),
@@ -119,7 +122,8 @@ def _hard(variants: Sequence[Variant], n: int, recipe: Any, **changes: Any) -> l
 
 def _small_hard(n: int) -> list[Cell]:
     """A memory with fewer rows than there are keys, and its dense twin."""
-    return _hard((Variant.AURA, Variant.FIXED_SIZE_STATE), n, HARD if n > SMALLEST else HARD_SMALL)
+    recipe = {LONG_HARD: HARD_LONG, SMALLEST: HARD_SMALL}.get(n, HARD)
+    return _hard((Variant.AURA, Variant.FIXED_SIZE_STATE), n, recipe)
 
 
 def paper_objective() -> list[Cell]:
