@@ -21,6 +21,7 @@ from aura_ros.backbones.openvla_oft.layout import FolderOptions
 from aura_ros.bench.backbone_config import OPTIONS as BENCH_OPTIONS
 from aura_ros.bench.backbone_config import BackboneBenchConfig
 from aura_ros.certify_command import Certify, run_certify
+from aura_ros.collect_command import Collect, run_collect
 from aura_ros.endless_command import Endless, run_endless
 from aura_ros.errors import UserError
 from aura_ros.expert_command import Expert, run_expert_command
@@ -183,6 +184,7 @@ COMMANDS: dict[str, Any] = {
     "certify": Certify,
     "endless": Endless,
     "expert": Expert,
+    "collect": Collect,
 }
 
 
@@ -254,6 +256,7 @@ RUNNERS: dict[type, Callable[[Any], int]] = {
     Certify: run_certify,
     Endless: run_endless,
     Expert: run_expert_command,
+    Collect: run_collect,
     Doctor: run_doctor,
 }
 

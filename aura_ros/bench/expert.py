@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
 
 import numpy as np
 
@@ -40,25 +38,10 @@ class ExpertJob:
         return EpisodeConfig(**dataclasses.asdict(self), image_size=IMAGE_SIZE)
 
 
-_built: dict[str, Any] = {}
-
-
-def environment(config: EpisodeConfig) -> Any:
-    """The environment of a task, built once a process; only the latest is kept, for each takes gigabytes."""
-    from aura_ros.sim.libero import LiberoEnv
-
-    wanted = dataclasses.replace(config, init_state=0, displaced=0, seed=0)
-    if _built.get("config") != wanted:
-        if "env" in _built:
-            _built.pop("env").close()
-        _built.update(config=wanted, env=LiberoEnv(config))
-    return _built["env"]
-
-
 def run_expert(job: ExpertJob) -> Result:
     """Drive one episode; what a worker does."""
-    os.environ.setdefault("MUJOCO_GL", "osmesa")
     from aura_ros.sim.expert import decide
+    from aura_ros.sim.pool import environment
     from aura_ros.sim.scene import SceneReader
 
     env = environment(job.episode)

@@ -14,7 +14,8 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 # At the root: shared words that everything may use, and the command line, which may use everything.
 SHARED = {"", "config", "errors", "files", "geometry", "types", "share"}
 FRONT = {
-    "__main__", "certify_command", "checkpoint_command", "cli", "doctor", "endless_command", "expert_command", "preflight",
+    "__main__", "certify_command", "checkpoint_command", "cli", "collect_command", "doctor",
+    "endless_command", "expert_command", "preflight",
     "recall_command", "sim_run", "states",
 }  # fmt: skip
 # Who may import whom; a folder may always import itself and SHARED.
@@ -24,7 +25,8 @@ ALLOWED = {
     "policy": {"backbones", "memory"},
     "control": set(),
     "sim": set(),
-    "training": {"memory", "backbones", "policy", "sim"},
+    # A robot's recordings are bags, so what reads and writes bags is of use in training too.
+    "training": {"memory", "backbones", "policy", "sim", "report"},
     "bench": {"memory", "backbones", "policy", "sim", "training"},
     "report": set(),
     "nodes": {"policy", "memory", "backbones", "control", "sim", "report"},

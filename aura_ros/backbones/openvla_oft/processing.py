@@ -62,11 +62,12 @@ def orient(image: ImageArray, mirror: bool, view: str = "true") -> ImageArray:
 
 
 def jpeg_round_trip(image: ImageArray) -> ImageArray:
-    """Encode at quality 95 with 4:2:0 chroma and decode again: the training images went through this.
+    """Encode and decode again: the training images went through this. Raises `UserError` as `encode_jpeg` does."""
+    return decode_jpeg(encode_jpeg(image))
 
-    Fast DCT and plain chroma upsampling are what TensorFlow's decoder uses; with them the bytes are equal.
-    Raises `UserError` for a side that JPEG cannot hold.
-    """
+
+def encode_jpeg(image: ImageArray) -> bytes:
+    """Quality 95 with 4:2:0 chroma, as the reference. Raises `UserError` for a side that JPEG cannot hold."""
     if max(image.shape[:2]) > JPEG_MAX_SIDE:
         raise UserError(
             f"image of {image.shape[0]} x {image.shape[1]} pixels is too large for JPEG; a side may have at most "
@@ -74,7 +75,15 @@ def jpeg_round_trip(image: ImageArray) -> ImageArray:
         )
     buffer = io.BytesIO()
     Image.fromarray(image).save(buffer, "JPEG", quality=JPEG_QUALITY, subsampling=2)
-    return simplejpeg.decode_jpeg(buffer.getvalue(), fastdct=True, fastupsample=False)
+    return buffer.getvalue()
+
+
+def decode_jpeg(data: bytes) -> ImageArray:
+    """Pixels, uint8 [H, W, 3] RGB. Fast DCT and plain chroma upsampling are what TensorFlow's decoder uses: equal bytes.
+
+    Raises `ValueError` for what is no whole JPEG.
+    """
+    return simplejpeg.decode_jpeg(data, fastdct=True, fastupsample=False)
 
 
 @lru_cache(maxsize=16)
@@ -240,9 +249,16 @@ def prepare_images(images: Sequence[ImageArray], config: ImageConfig, view: str 
     """
     pixels = np.empty((6 * len(images), config.size, config.size), np.float32)
     for index, image in enumerate(images):
-        image = orient(image, config.mirror, view)
-        if config.jpeg:
-            image = jpeg_round_trip(image)
-        image = centre_crop(resize_lanczos3(image, config.size, config.size), config.crop_area)
-        _normalise_into(pixels[6 * index : 6 * index + 6], image)
+        image = shrink(orient(image, config.mirror, view), config)
+        _normalise_into(pixels[6 * index : 6 * index + 6], centre_crop(image, config.crop_area))
     return pixels
+
+
+def shrink(image: ImageArray, config: ImageConfig, *, was_jpeg: bool = False) -> ImageArray:
+    """An oriented image through JPEG to the network's size, before its crop: uint8 [size, size, 3].
+
+    was_jpeg: it comes from one of `encode_jpeg`, and has been through that already.
+    """
+    if config.jpeg and not was_jpeg:
+        image = jpeg_round_trip(image)
+    return resize_lanczos3(image, config.size, config.size)

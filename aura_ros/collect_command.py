@@ -1,0 +1,124 @@
+"""`aura collect`: demonstrations on real LIBERO, as bags that a robot might have recorded and an index to train on."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from aura_ros.errors import UserError
+from aura_ros.sim.suites import SUITES
+from aura_ros.states import numbers
+
+SPLITS = ("mixed", "official", "displaced")
+# Where the expert fails, further episodes are tried, but not for ever.
+MOST_TRIES = 3
+
+
+def _text(help_text: str, metavar: str) -> Any:
+    return tyro.conf.arg(help=help_text, metavar=metavar)
+
+
+@dataclasses.dataclass(frozen=True)
+class Collect:
+    """Collect demonstrations: the scripted expert drives, or a policy does and the expert says what to do instead.
+
+    Official states 40-49 are never used. Killed or interrupted, the same command goes on.
+    """
+
+    out: Annotated[Path, _text("folder to make, or to go on with", "DIR")]
+    tasks: Annotated[str, _text("tasks, as 0,2,4-6", "LIST")]
+    suite: Annotated[str, _text("LIBERO suite", "NAME")] = "libero_object"
+    episodes: Annotated[int, _text("to keep of each task", "INT")] = 40
+    split: Annotated[str, _text("official, displaced (objects moved), or mixed: half of each", "NAME")] = (
+        "mixed"
+    )
+    policy: Annotated[Path | None, _text("backbone that drives (DAgger); none: the expert", "CKPT")] = None
+    image_size: Annotated[int, _text("pixels of both cameras", "INT")] = 128
+    seed: Annotated[int, _text("of fixtures, pushes and arrangements", "INT")] = 0
+    jobs: Annotated[int, _text("processes; 0: one for each core", "INT")] = 0
+
+
+def run_collect(command: Collect) -> int:
+    """Run `aura collect`; returns the exit status. Raises UserError for what was given wrong."""
+    from aura_ros.bench.parallel import Lines, run_jobs
+    from aura_ros.bench.recall.clock import progress
+    from aura_ros.training.collection import collect, head, jobs
+    from aura_ros.training.demonstrations import LINES, DemoFolder
+
+    tasks = check(command)
+    folder = DemoFolder(command.out)
+    folder.prepare(head(command.image_size))
+    policy = "" if command.policy is None else str(command.policy.resolve())
+    kept: dict[int, int] = dict.fromkeys(tasks, 0)
+    tried: dict[int, int] = dict.fromkeys(tasks, 0)
+    failed: list[str] = []
+    with progress("collecting", len(tasks) * command.episodes) as shown:
+        lines = Lines(folder.folder / LINES, shown.say)
+
+        def report(_: int, line: dict[str, Any]) -> None:
+            said = "kept" if line["frames"] else f"dropped ({line.get('problem', 'no success')})"
+            now = sum(kept.values()) + sum(1 for done in lines.results.values() if done["key"] in running)
+            shown.item(now, f"{line['key']}: {line['steps']} steps, {said}")
+
+        while True:
+            batch = []
+            for task in tasks:
+                missing = min(command.episodes - kept[task], MOST_TRIES * command.episodes - tried[task])
+                span = range(tried[task], tried[task] + max(missing, 0))
+                tried[task] += len(span)
+                batch += jobs(
+                    folder.folder,
+                    command.suite,
+                    task,
+                    span,
+                    split=command.split,
+                    image_size=command.image_size,
+                    seed=command.seed,
+                    policy=policy,
+                )
+            if not batch:
+                break
+            running = {job.key for job in batch}
+            for line in run_jobs(
+                collect, batch, workers=command.jobs, lines=lines, report=report, warn=shown.say
+            ):
+                kept[line["task"]] += bool(line["frames"])
+                if not line["success"]:
+                    failed.append(line["key"])
+            running = set()
+    for task in tasks:
+        sys.stdout.write(f"task {task}: {kept[task]} demonstrations of {tried[task]} episodes\n")
+    if failed:
+        sys.stdout.write(f"without success: {', '.join(failed)}\n")
+    short = [task for task in tasks if kept[task] < command.episodes]
+    if short:
+        raise UserError(
+            f"tasks {short} have fewer than {command.episodes} demonstrations: the expert does not solve them often enough; "
+            "choose other tasks or another seed"
+        )
+    return 0
+
+
+def check(command: Collect) -> list[int]:
+    """The tasks. Raises UserError for anything that is out of range, before minutes are spent."""
+    from aura_ros.sim.suites import EpisodeConfig
+
+    if command.suite not in SUITES:
+        raise UserError(f"suite '{command.suite}' is unknown; choose one of {', '.join(SUITES)}")
+    if command.split not in SPLITS:
+        raise UserError(f"split '{command.split}' is unknown; choose one of {', '.join(SPLITS)}")
+    for name, low, high in (("episodes", 1, 100_000), ("jobs", 0, 1024), ("seed", 0, 40_000)):
+        value = getattr(command, name)
+        if not low <= value <= high:
+            raise UserError(f"{name} {value} is not allowed; it must be from {low} to {high}")
+    if command.policy is not None and not command.policy.is_file():
+        raise UserError(f"policy '{command.policy}' is no file; give a checkpoint of `aura train backbone`")
+    tasks = numbers("tasks", command.tasks, SUITES[command.suite].tasks - 1)
+    if not tasks:
+        raise UserError("tasks '' is not allowed; name at least one, as 0,2,4-6")
+    EpisodeConfig(suite=command.suite, task=tasks[0], image_size=command.image_size)
+    return tasks

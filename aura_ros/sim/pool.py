@@ -1,0 +1,28 @@
+"""One LIBERO environment a process, kept from episode to episode: building one takes seconds and gigabytes."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+from aura_ros.sim.libero import LiberoEnv
+from aura_ros.sim.suites import EpisodeConfig
+
+_kept: dict[EpisodeConfig, LiberoEnv] = {}
+
+
+def environment(config: EpisodeConfig) -> LiberoEnv:
+    """The environment of a configuration, not reset yet: that of the call before where only the episode differs.
+
+    Raises as `LiberoEnv` does.
+    """
+    os.environ.setdefault("MUJOCO_GL", "osmesa")
+    # A software renderer that starts threads of its own is slower where every core has a process.
+    os.environ.setdefault("LP_NUM_THREADS", "1")
+    wanted = dataclasses.replace(config, init_state=0, displaced=0, seed=0)
+    if wanted not in _kept:
+        for env in _kept.values():
+            env.close()
+        _kept.clear()
+        _kept[wanted] = LiberoEnv(config)
+    return _kept[wanted]

@@ -1,0 +1,253 @@
+"""Collect one demonstration on real LIBERO: the expert drives, or a policy does and the expert says what to do instead.
+
+Pushes that are not recorded lead the expert off its path, so that recoveries are seen (DART, Laskey et al. 2017).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from aura_ros.backbones.openvla_oft.config import COMPACT
+from aura_ros.backbones.openvla_oft.processing import encode_jpeg
+from aura_ros.sim.libero import CAMERAS, CONTROL_PERIOD_NS, JOINT_NAMES, LiberoEnv, proprio
+from aura_ros.sim.suites import EpisodeConfig
+from aura_ros.training.demo_bags import Recording, index_bag, write_recording
+from aura_ros.training.demonstrations import FORMAT, DemoFolder, save_samples
+from aura_ros.types import LIBERO_ACTION_SPEC, FloatArray, Observation
+
+if TYPE_CHECKING:
+    from aura_ros.policy import Policy
+    from aura_ros.sim.scene import Scene, SceneReader
+
+# The last ten official states of every task are for judging, and nothing else.
+TRAINED_STATES = 40
+STREAM = 71_993
+# Pushes: how likely one begins at a step, how many steps it lasts, how large it is in controller units.
+PUSH_RATE, PUSH_STEPS, PUSH_SIZE = 0.04, (2, 6), 0.7
+PUSH_SCALE = np.array([1.0, 1.0, 1.0, 0.2, 0.2, 0.5])
+# Steps of a push at the very start: episodes then begin elsewhere.
+START_PUSH = (0, 12)
+# Where a policy drives it may be lost for good; its steps after these teach little.
+POLICY_STEPS = 200
+RENDER_EVERY, LABEL_EVERY = 2, 4
+
+
+@dataclass(frozen=True)
+class CollectJob:
+    """One demonstration. policy: checkpoint of the backbone that drives; "": the expert does."""
+
+    folder: str
+    suite: str
+    task: int
+    number: int
+    displaced: bool
+    image_size: int = 128
+    seed: int = 0
+    policy: str = ""
+
+    @property
+    def key(self) -> str:
+        """Unique in a folder."""
+        driver = "policy" if self.policy else "expert"
+        split = "displaced" if self.displaced else "official"
+        return f"{self.suite}-t{self.task}-{split}-{driver}-s{self.seed}-n{self.number}"
+
+    @property
+    def episode(self) -> EpisodeConfig:
+        """Initial state, fixture seed and arrangement follow from the number. Raises UserError."""
+        return EpisodeConfig(
+            suite=self.suite,
+            task=self.task,
+            init_state=self.number % TRAINED_STATES,
+            seed=self.seed * 100_000 + self.number,
+            displaced=self.number + 1 if self.displaced else 0,
+            image_size=self.image_size,
+        )
+
+
+def head(image_size: int) -> dict[str, Any]:
+    """What all episodes of a folder share."""
+    spec = LIBERO_ACTION_SPEC
+    return {
+        "format": FORMAT,
+        "cameras": list(CAMERAS),
+        "camera_pixels": image_size,
+        "image_size": COMPACT.image.size,
+        "horizon": spec.horizon,
+        "period_s": spec.period_s,
+        "action_names": list(spec.names),
+        "held_out_states": f"{TRAINED_STATES}-49",
+    }
+
+
+def collect(job: CollectJob) -> dict[str, Any]:
+    """Drive one episode and keep it if it succeeded or a policy drove it; what a worker does. Returns its line."""
+    from aura_ros.sim.pool import environment
+    from aura_ros.sim.scene import SceneReader
+
+    config = job.episode
+    env = environment(config)
+    line = {
+        "key": job.key,
+        "id": job.key,
+        **{n: getattr(job, n) for n in ("suite", "task", "seed", "policy")},
+        "instruction": env.instruction,
+        "task_name": env.task_name,
+        "init_state": config.init_state,
+        "fixture_seed": config.seed,
+        "displaced": config.displaced,
+    }
+    try:
+        env.reset(config.init_state, config.seed, config.displaced)
+    except RuntimeError as error:
+        return {**line, "success": False, "steps": 0, "frames": 0, "problem": str(error)}
+    recording = Recording(env.instruction, JOINT_NAMES, images={camera: {} for camera in CAMERAS})
+    reader = SceneReader(env)
+    rng = np.random.default_rng([STREAM, job.seed, job.task, job.number, int(job.displaced)])
+    if job.policy:
+        success = _driven_by_policy(env, reader, recording, job.policy)
+    else:
+        success = _driven_by_expert(env, reader, recording, rng)
+    frames = 0
+    if success or job.policy:
+        frames = keep(job.key, recording, DemoFolder(job.folder))
+    return {**line, "success": success, "steps": env.step_count, "frames": frames}
+
+
+def keep(name: str, recording: Recording, folder: DemoFolder) -> int:
+    """Write bag and index; returns the samples in it. What is there of an episode that was cut off is replaced."""
+    import shutil
+
+    bag = folder.bags / name
+    for leftover in (bag, bag.with_name(f"{name}.incomplete")):
+        shutil.rmtree(leftover, ignore_errors=True)
+    write_recording(bag, recording)
+    samples = index_bag(bag, COMPACT.image, COMPACT.cameras)
+    save_samples(folder.index / f"{name}.npz", samples)
+    return len(samples)
+
+
+def _driven_by_expert(
+    env: LiberoEnv, reader: SceneReader, recording: Recording, rng: np.random.Generator
+) -> bool:
+    from aura_ros.sim.expert import decide
+    from aura_ros.sim.relabel import relabel
+
+    horizon = LIBERO_ACTION_SPEC.horizon
+    pushes = _pushes(env.max_steps + horizon, rng)
+    done = False
+    while not done:
+        step = env.step_count
+        stamp = step * CONTROL_PERIOD_NS
+        if step % RENDER_EVERY == 0:
+            # What is executed from here on is no example where a push comes in between.
+            plan = relabel(env, reader, horizon) if pushes[step : step + horizon].any() else None
+            _record(env, reader.read(), recording)
+            if plan is not None:
+                recording.actions.append((stamp, model_rows(plan)))
+        action = decide(reader.read()).action
+        if pushes[step].any():
+            action[:6] = np.clip(action[:6] + pushes[step], -1, 1)
+        else:
+            recording.actions.append((stamp, model_rows(action)))
+        outcome = env.step(action)
+        done = outcome.done
+    # The last steps have no successors; what the expert would go on to do is to stay.
+    rest = np.array([0.0] * 6 + [float(action[6])])
+    for extra in range(horizon):
+        recording.actions.append(((env.step_count + extra) * CONTROL_PERIOD_NS, model_rows(rest)))
+    return outcome.success
+
+
+def _pushes(steps: int, rng: np.random.Generator) -> npt.NDArray[np.float64]:
+    """What is added to the arm's actions, float64 [steps, 6], controller units: bursts, zeros between."""
+    pushes = np.zeros((steps, 6))
+    begin, length = 0, int(rng.integers(*START_PUSH))
+    while begin < steps:
+        pushes[begin : begin + length] = rng.uniform(-1, 1, 6) * PUSH_SIZE * PUSH_SCALE
+        begin += length + int(rng.geometric(PUSH_RATE))
+        length = int(rng.integers(*PUSH_STEPS))
+    return pushes
+
+
+def _driven_by_policy(env: LiberoEnv, reader: SceneReader, recording: Recording, checkpoint: str) -> bool:
+    from aura_ros.sim.actions import chunk_row_to_env
+    from aura_ros.sim.relabel import relabel
+
+    policy = _policy(checkpoint)
+    policy.reset()
+    done = success = False
+    chunk = None
+    while not done and env.step_count < POLICY_STEPS:
+        row = env.step_count % LIBERO_ACTION_SPEC.horizon
+        if env.step_count % LABEL_EVERY == 0:
+            label = relabel(env, reader, LIBERO_ACTION_SPEC.horizon)
+            seen = _record(env, reader.read(), recording)
+            recording.actions.append((env.step_count * CONTROL_PERIOD_NS, model_rows(label)))
+            if row == 0:
+                images = {name: seen.images[name] for name in COMPACT.cameras}
+                chunk = policy.act(Observation(images, proprio(seen), env.instruction)).chunk
+        assert chunk is not None
+        action = np.clip(chunk_row_to_env(chunk.data[row]), -1.0, 1.0)
+        outcome = env.step(action)
+        done, success = outcome.done, outcome.success
+    return success
+
+
+def _record(env: LiberoEnv, scene: Scene, recording: Recording) -> Any:
+    """Add what a robot would see now, and where target and goal are."""
+    seen = env.observe()
+    stamp = env.step_count * CONTROL_PERIOD_NS
+    for camera, image in seen.images.items():
+        recording.images[camera][stamp] = encode_jpeg(image)
+    recording.robot[stamp] = (seen.joint_positions, seen.ee_position, seen.ee_quaternion)
+    goal = scene.next_goal or scene.goals[-1]
+    recording.keypoints[stamp] = np.stack([scene.items[goal.item].centre, goal.at])
+    return seen
+
+
+def model_rows(actions: npt.ArrayLike) -> FloatArray:
+    """Expert's actions [.., 7] as the model has them: controller units, gripper 1 open, 0 closed; float32."""
+    rows = np.array(actions, np.float32)
+    rows[..., 6] = (1.0 - rows[..., 6]) / 2.0
+    return rows
+
+
+_loaded: dict[str, Policy] = {}
+
+
+def _policy(checkpoint: str) -> Policy:
+    """The policy that drives, loaded once a process; its memory is untrained, which adds nothing."""
+    from aura_ros.policy import load_policy
+
+    if checkpoint not in _loaded:
+        _loaded.clear()
+        _loaded[checkpoint] = load_policy(backbone="compact", checkpoint=Path(checkpoint))
+    return _loaded[checkpoint]
+
+
+def jobs(
+    folder: Path,
+    suite: str,
+    task: int,
+    numbers: range,
+    *,
+    split: str,
+    image_size: int,
+    seed: int,
+    policy: str,
+) -> list[CollectJob]:
+    """Demonstrations of a task; with split "mixed" every second one is displaced."""
+    template = CollectJob(str(folder), suite, task, 0, False, image_size, seed, policy)
+    return [
+        dataclasses.replace(
+            template, number=number, displaced=split == "displaced" or (split == "mixed" and number % 2 == 1)
+        )
+        for number in numbers
+    ]

@@ -1,0 +1,160 @@
+"""A folder of demonstrations: what it holds, and its index as arrays for training. NumPy only.
+
+DIR/demos.json       what all its episodes share
+DIR/episodes.jsonl   a line an episode
+DIR/bags/ID/         what a robot would record, as a rosbag2 bag
+DIR/index/ID.npz     the same as training reads it; made from the bag alone
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from aura_ros.errors import UserError
+from aura_ros.files import write_json
+from aura_ros.types import FloatArray
+
+FORMAT = 1
+HEAD, LINES, BAGS, INDEX = "demos.json", "episodes.jsonl", "bags", "index"
+ARRAYS = {"images": 5, "proprio": 2, "actions": 3, "keypoints": 3, "step": 1}
+# What episodes of one folder, and of folders that are trained on together, must have in common.
+SHARED = ("cameras", "horizon", "image_size", "action_names", "period_s")
+
+
+@dataclass(frozen=True)
+class Samples:
+    """One episode as training reads it; F samples.
+
+    images: uint8 [F, cameras, S, S, 3], at the network's size, before its crop. proprio: float32 [F, P], SI.
+    actions: float32 [F, horizon, D], controller units, the gripper as the model has it (1 open). keypoints: float32
+    [F, K, 3], m, NaN where unknown. step: int64 [F], periods since the first message.
+    """
+
+    images: npt.NDArray[np.uint8]
+    proprio: FloatArray
+    actions: FloatArray
+    keypoints: FloatArray
+    step: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+
+def save_samples(path: Path, samples: Samples) -> None:
+    """Write the file whole or not at all. Raises UserError if it cannot be."""
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
+    try:
+        with temporary.open("wb") as stream:
+            np.savez(stream, **{name: getattr(samples, name) for name in ARRAYS})
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        raise UserError(f"'{path}' cannot be written ({error.strerror}); make room, then go on") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def load_samples(path: Path) -> Samples:
+    """Read one. Raises UserError for a file that is missing, cut off, or not what `save_samples` writes."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            samples = Samples(**{name: file[name] for name in ARRAYS})
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise UserError(
+            f"'{path}' is no index of demonstrations ({type(error).__name__}: {error}); delete it and index its bag again"
+        ) from error
+    lengths = {len(getattr(samples, name)) for name in ARRAYS}
+    wrong = [name for name, dims in ARRAYS.items() if getattr(samples, name).ndim != dims]
+    if wrong or len(lengths) != 1 or not np.isfinite(samples.actions).all():
+        raise UserError(f"'{path}' has arrays that do not fit together; delete it and index its bag again")
+    return samples
+
+
+class DemoFolder:
+    """Demonstrations on disk, open for adding or reading."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.bags, self.index = self.folder / BAGS, self.folder / INDEX
+
+    def prepare(self, head: dict[str, Any]) -> None:
+        """Make the folder, or check that its episodes have the same `head`. Raises UserError."""
+        path = self.folder / HEAD
+        if path.exists():
+            differs = [name for name, value in self.head().items() if head.get(name) != value]
+            if differs:
+                name = differs[0]
+                raise UserError(
+                    f"'{self.folder}' has {name} {self.head()[name]!r}, not {head.get(name)!r}; give another folder"
+                )
+            return
+        try:
+            for part in (self.bags, self.index):
+                part.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(
+                f"'{self.folder}' cannot be made ({error.strerror}); give a folder you may write"
+            ) from error
+        write_json(path, head)
+
+    def head(self) -> dict[str, Any]:
+        """`demos.json`. Raises UserError when it is missing, broken or of another format."""
+        path = self.folder / HEAD
+        try:
+            head = json.loads(path.read_text())
+        except (OSError, ValueError) as error:
+            raise UserError(
+                f"'{self.folder}' is no folder of demonstrations ({HEAD}: {error}); give one that `aura collect` made"
+            ) from error
+        if not isinstance(head, dict) or head.get("format") != FORMAT:
+            raise UserError(f"'{path}' is not of format {FORMAT}; collect again with this version")
+        return head
+
+    def episodes(self) -> list[dict[str, Any]]:
+        """The lines whose episode is kept. Raises UserError for a folder that has none, or a broken line but the last."""
+        path = self.folder / LINES
+        try:
+            lines = path.read_bytes().splitlines()
+        except OSError:
+            lines = []
+        found = []
+        for number, line in enumerate(lines, start=1):
+            try:
+                found.append(json.loads(line))
+            except ValueError as error:
+                # Where a collection was killed while it wrote; that episode is collected again.
+                if number == len(lines):
+                    continue
+                raise UserError(f"'{path}' line {number} is broken ({error}); remove that line") from error
+        kept = [episode for episode in found if episode.get("frames")]
+        if not kept:
+            raise UserError(f"'{self.folder}' holds no demonstration; collect some with `aura collect`")
+        return kept
+
+    def samples(self, episode: dict[str, Any]) -> Samples:
+        """An episode's arrays. Raises UserError as `load_samples` does."""
+        return load_samples(self.index / f"{episode['id']}.npz")
+
+
+def check_alike(folders: Sequence[DemoFolder]) -> dict[str, Any]:
+    """What folders that are trained on together share. Raises UserError naming the first difference."""
+    heads = [folder.head() for folder in folders]
+    for folder, head in zip(folders, heads, strict=True):
+        for name in SHARED:
+            if head.get(name) != heads[0].get(name):
+                raise UserError(
+                    f"'{folder.folder}' has {name} {head.get(name)!r}, '{folders[0].folder}' {heads[0].get(name)!r}; "
+                    "train on folders that are alike"
+                )
+    return heads[0]

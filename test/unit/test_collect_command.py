@@ -1,0 +1,98 @@
+"""`aura collect`: what it refuses, and one real demonstration that goes on where it stopped."""
+
+from __future__ import annotations
+
+import ctypes.util
+import importlib.util
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from aura_ros import cli
+from aura_ros.training.collection import TRAINED_STATES, CollectJob, _pushes, model_rows
+from aura_ros.training.demonstrations import DemoFolder
+
+_missing = [name for name in ("libero", "robosuite", "mujoco") if importlib.util.find_spec(name) is None]
+if ctypes.util.find_library("OSMesa") is None:
+    _missing.append("libosmesa6")
+
+
+@pytest.fixture
+def collect(monkeypatch, capsys, tmp_path):
+    """Run `aura collect ...` in an empty folder; returns (exit status, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["aura", "collect", *arguments])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        return (end.value.code or 0, *capsys.readouterr())
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--suite", "libero"], "suite 'libero' is unknown"),
+        (["--split", "both"], "split 'both' is unknown; choose one of mixed, official, displaced"),
+        (["--episodes", "0"], "episodes 0 is not allowed; it must be from 1"),
+        (["--tasks", ""], "tasks '' is not allowed; name at least one"),
+        (["--tasks", "10"], "tasks '10' is not allowed"),
+        (["--image-size", "8"], "image_size 8 is out of range"),
+        (["--policy", "none.safetensors"], "policy 'none.safetensors' is no file"),
+        (["--jobs", "-2"], "jobs -2 is not allowed"),
+    ],
+)
+def test_mistakes_are_one_line_and_make_nothing(collect, given, said, tmp_path):
+    given = given if "--tasks" in given else [*given, "--tasks", "0"]
+    status, _, error = collect("--out", "demos", *given)
+    assert (status, error.count("\n")) == (2, 1)
+    assert said in error
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_held_out_states_are_never_collected():
+    jobs = [CollectJob("d", "libero_object", 0, number, True, seed=3) for number in range(200)]
+    assert {job.episode.init_state for job in jobs} == set(range(TRAINED_STATES))
+    assert len({(job.episode.init_state, job.episode.displaced, job.episode.seed) for job in jobs}) == 200
+    assert all(job.episode.displaced for job in jobs)
+
+
+def test_the_models_gripper_is_open_at_1():
+    rows = model_rows([[0.5] * 6 + [-1.0], [0.5] * 6 + [1.0]])
+    np.testing.assert_array_equal(rows[:, 6], [1.0, 0.0])
+    np.testing.assert_array_equal(rows[:, :6], np.full((2, 6), 0.5))
+
+
+def test_pushes_are_bursts_with_rests_between():
+    pushes = _pushes(4000, np.random.default_rng(0)).any(1)
+    assert 0.03 < pushes.mean() < 0.3
+    assert np.abs(_pushes(400, np.random.default_rng(1))).max() <= 1.0
+    np.testing.assert_array_equal(
+        _pushes(300, np.random.default_rng(2)), _pushes(300, np.random.default_rng(2))
+    )
+
+
+@pytest.mark.libero
+@pytest.mark.slow
+@pytest.mark.skipif(bool(_missing), reason=f"not installed: {', '.join(_missing)} (the [libero] extra)")
+def test_a_real_demonstration_is_kept_and_not_collected_twice(tmp_path, collect):
+    call = ["--out", "demos", "--tasks", "9", "--episodes", "1", "--split", "displaced", "--jobs", "1"]
+    status, text, _ = collect(*call)
+    assert (status, text) == (0, "task 9: 1 demonstrations of 1 episodes\n")
+    folder = DemoFolder(tmp_path / "demos")
+    (episode,) = folder.episodes()
+    samples = folder.samples(episode)
+    assert len(samples) == episode["frames"] > 30
+    # Every rendered frame is a sample: pushed ones have a plan.
+    assert samples.step.tolist() == list(range(0, episode["steps"], 2))
+    assert np.isfinite(samples.keypoints).all()
+    assert set(np.unique(samples.actions[..., 6])) == {0.0, 1.0}
+    before = {p: p.stat().st_mtime_ns for p in (tmp_path / "demos").rglob("*")}
+    assert collect(*call)[:2] == (0, text)
+    assert {p: p.stat().st_mtime_ns for p in (tmp_path / "demos").rglob("*")} == before
+    (line,) = (tmp_path / "demos" / "episodes.jsonl").read_text().splitlines()
+    assert json.loads(line)["instruction"].startswith("pick up the")
