@@ -21,6 +21,7 @@ from aura_ros.bench.recall.presets import (
     PROBE,
     SMALLEST,
     kv,
+    probed_hard,
 )
 from aura_ros.bench.recall.tasks import EVALUATION_EPISODES, find_task, fitting_task
 from aura_ros.errors import UserError
@@ -77,8 +78,7 @@ def named_recipe(name: str, task: str, length: int, variant: str, state_dim: int
     if name == "probe":
         hard = task == "hard_recall"
         probe = HARD_PROBE if hard else PROBE
-        train, objective = fitting["hard"] if hard else AURA
-        fitting[name] = (dataclasses.replace(train, curriculum=0.0), objective)
+        fitting[name] = probed_hard(state_dim) if hard else AURA
     return Recipe(name, *fitting[name], probe, normalise)
 
 
