@@ -45,6 +45,8 @@ HARD_SMALL = (
     ObjectiveConfig(gamma=1.5, ce_high=1.2, ce_low=0.6),
 )
 SMALLEST = 8
+# At this size training the hard task with probes explodes on one seed unless keys are normalised.
+EXPLOSIVE = 24
 # Of training's empty steps that ask for a key: a key not bound yet is answered with class 0.
 PROBE, HARD_PROBE = 0.3, 0.5
 # The write rate that the token gate is taught, the memory's own on the task. Schedules write at the paper's 0.15.
@@ -109,18 +111,17 @@ def paper_hard() -> list[Cell]:
     full = _hard(list(Variant), 32, (dataclasses.replace(train, token_rate=HARD_RATE), objective))
     small = [cell for n in (24, 16, SMALLEST) for cell in _small_hard(n)]
     # Fewer writes than there are changes, as on the main task.
-    probed = [
-        cell
-        for n in (32, 24)
-        for cell in _hard([Variant.AURA], n, probed_hard(n), label="probe", probe=HARD_PROBE)
-    ]
-    return [*full, *small, *probed]
+    probed = _hard([Variant.AURA], 32, probed_hard(32), label="probe", probe=HARD_PROBE)
+    odd = _cells(
+        "hard_recall", [Variant.AURA], (EXPLOSIVE,), probed_hard(EXPLOSIVE), label="probe", probe=HARD_PROBE
+    )
+    return [*full, *small, *probed, *odd]
 
 
 def probed_hard(n: int) -> tuple[TrainConfig, ObjectiveConfig]:
-    """Recipe of the hard task with probes: from N = 32 on so many questions make up for the curriculum, below not."""
+    """Recipe of the hard task with probes: so many questions make up for the curriculum."""
     train, objective = HARD if n > SMALLEST else HARD_SMALL
-    return (dataclasses.replace(train, curriculum=0.0) if n >= 32 else train), objective
+    return dataclasses.replace(train, curriculum=0.0), objective
 
 
 def _hard(variants: Sequence[Variant], n: int, recipe: Any, **changes: Any) -> list[Cell]:

@@ -12,6 +12,7 @@ from aura_ros.bench.recall.cells import LONGEST, Cell
 from aura_ros.bench.recall.paper import CONTROL_HZ
 from aura_ros.bench.recall.presets import (
     AURA,
+    EXPLOSIVE,
     HARD,
     HARD_PROBE,
     HARD_SMALL,
@@ -79,6 +80,7 @@ def named_recipe(name: str, task: str, length: int, variant: str, state_dim: int
         hard = task == "hard_recall"
         probe = HARD_PROBE if hard else PROBE
         fitting[name] = probed_hard(state_dim) if hard else AURA
+        normalise = not hard or state_dim == EXPLOSIVE
     return Recipe(name, *fitting[name], probe, normalise)
 
 
