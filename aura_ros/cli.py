@@ -30,6 +30,7 @@ from aura_ros.nodes.policy_config import PolicyNodeConfig
 from aura_ros.nodes.sim_config import SimNodeConfig
 from aura_ros.recall_command import COMMANDS as RECALL_COMMANDS
 from aura_ros.recall_command import run as run_recall
+from aura_ros.train_command import TrainBackbone, run_train_backbone
 
 # Not given on the command line, so that the value in config/libero_sim.yaml stands; no argument can hold a NUL.
 NOT_GIVEN = "\0"
@@ -174,6 +175,7 @@ GROUPS: dict[str, dict[str, type]] = {
     "checkpoint": {"inspect": Inspect, "convert": Convert},
     "bench": {"backbone": BenchBackbone},
     "recall": RECALL_COMMANDS,
+    "train": {"backbone": TrainBackbone},
 }
 COMMANDS: dict[str, Any] = {
     "sim": Sim,
@@ -185,6 +187,7 @@ COMMANDS: dict[str, Any] = {
     "endless": Endless,
     "expert": Expert,
     "collect": Collect,
+    "train": _group("Train", "Train what a policy is made of.", GROUPS["train"]),
 }
 
 
@@ -257,6 +260,7 @@ RUNNERS: dict[type, Callable[[Any], int]] = {
     Endless: run_endless,
     Expert: run_expert_command,
     Collect: run_collect,
+    TrainBackbone: run_train_backbone,
     Doctor: run_doctor,
 }
 

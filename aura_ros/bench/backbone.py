@@ -24,10 +24,11 @@ from aura_ros.backbones.openvla_oft.api import DTYPES, OpenVlaOft
 from aura_ros.backbones.openvla_oft.checkpoint import read_head
 from aura_ros.backbones.openvla_oft.config import OPENVLA_OFT_7B
 from aura_ros.backbones.openvla_oft.folder import find_folder
+from aura_ros.backbones.openvla_oft.inputs import OWN_TOKENIZERS
 from aura_ros.backbones.openvla_oft.model import build_on_meta
 from aura_ros.backbones.openvla_oft.processing import prepare_images
 from aura_ros.backbones.openvla_oft.startup import ROUNDING
-from aura_ros.backbones.openvla_oft.tokenizer import ByteTokenizer, LlamaTokenizer, Tokenizer, prompt_ids
+from aura_ros.backbones.openvla_oft.tokenizer import LlamaTokenizer, Tokenizer, prompt_ids
 from aura_ros.backbones.registry import load_backbone
 from aura_ros.bench.backbone_config import BackboneBenchConfig
 from aura_ros.bench.machine import check_memory, machine_facts, peak_bytes, start_peak
@@ -271,8 +272,8 @@ def _load(config: BackboneBenchConfig) -> tuple[OpenVlaOft, Tokenizer]:
     )
     assert isinstance(backbone, OpenVlaOft)
     folder = path.parent if file else find_folder(config.checkpoint)
-    byte = backbone.config.tokenizer == "byte"
-    return backbone, ByteTokenizer() if byte else LlamaTokenizer(folder)
+    own = OWN_TOKENIZERS.get(backbone.config.tokenizer)
+    return backbone, own() if own else LlamaTokenizer(folder)
 
 
 def synthetic_observation(backbone: OpenVlaOft, seed: int) -> Observation:

@@ -23,7 +23,7 @@ from aura_ros.backbones.openvla_oft.checkpoint import (
 )
 from aura_ros.backbones.openvla_oft.config import COMPACT, OftConfig
 from aura_ros.backbones.openvla_oft.folder import find_folder, read_folder
-from aura_ros.backbones.openvla_oft.inputs import Prompts, check_arrays
+from aura_ros.backbones.openvla_oft.inputs import OWN_TOKENIZERS, Prompts, check_arrays
 from aura_ros.backbones.openvla_oft.layout import FolderOptions, describe_action
 from aura_ros.backbones.openvla_oft.model import OftModel, OftOutput, load_weights
 from aura_ros.backbones.openvla_oft.normalisation import (
@@ -35,7 +35,7 @@ from aura_ros.backbones.openvla_oft.normalisation import (
 )
 from aura_ros.backbones.openvla_oft.processing import describe_steps, prepare_images
 from aura_ros.backbones.openvla_oft.startup import check_accelerated, check_model, check_pixels, known_views
-from aura_ros.backbones.openvla_oft.tokenizer import TOKENIZER_FILES, ByteTokenizer, LlamaTokenizer, Tokenizer
+from aura_ros.backbones.openvla_oft.tokenizer import TOKENIZER_FILES, LlamaTokenizer, Tokenizer
 from aura_ros.errors import UserError
 from aura_ros.types import BackboneInfo, BackboneOutput, FloatArray, Observation
 
@@ -390,7 +390,8 @@ class OpenVlaOft:
 
 
 def _tokenizer(config: OftConfig, given: Tokenizer | None, source: str) -> Tokenizer | None:
-    tokenizer = ByteTokenizer() if given is None and config.tokenizer == "byte" else given
+    own = OWN_TOKENIZERS.get(config.tokenizer)
+    tokenizer = own() if given is None and own else given
     if tokenizer is not None and tokenizer.vocab > config.language.vocab:
         raise UserError(
             f"the tokenizer has {tokenizer.vocab} tokens but {source} embeds {config.language.vocab}; "

@@ -14,7 +14,8 @@ from typing import Any
 from aura_ros.errors import UserError
 from aura_ros.types import LIBERO_ACTION_SPEC, ActionSpec, ControlMode
 
-TOKENIZERS = ("byte", "llama")
+TOKENIZERS = ("byte", "words", "llama")
+STEMS = ("patch", "conv")
 HEADS = ("l1", "diffusion", "discrete")
 # Which two columns of the statistics stand for -1 and 1: the 1 % and 99 % quantiles, or the extremes.
 BOUNDS = ("q99", "min_max")
@@ -23,6 +24,8 @@ DIFFUSION_TRAIN_STEPS = 50
 # Discrete actions are the last 256 ids before the ids that pad the vocabulary to a multiple of 64.
 ACTION_BINS = 256
 PADDED_IDS = 64
+# Options that files without them were made before: part, name, default.
+LATER = (("dino", "stem", "patch"), ("siglip", "stem", "patch"), ("image", "blank", False))
 MAX_WIDTH = 2**16
 MAX_DEPTH = 256
 
@@ -48,7 +51,9 @@ class TowerConfig:
     """One vision transformer (timm's VisionTransformer, LayerNorm eps 1e-6, erf GELU).
 
     depth counts all blocks of the original; only depth - 1 are built, for the features are the output of
-    block depth - 2. registers and class_token are prefix tokens, dropped at the end.
+    block depth - 2. registers and class_token are prefix tokens, dropped at the end. stem: how patches become
+    features, "patch" by one linear map, as timm's, or "conv" by small convolutions, which learn from less data (Xiao et al.
+    2021, "Early Convolutions Help Transformers See Better").
     """
 
     width: int
@@ -58,6 +63,7 @@ class TowerConfig:
     class_token: bool = False
     registers: int = 0
     layer_scale: bool = False
+    stem: str = "patch"
 
     def __post_init__(self) -> None:
         for name in ("width", "heads", "mlp_width"):
@@ -65,6 +71,9 @@ class TowerConfig:
         # At least 2, for the last block is not built.
         _require_whole("tower depth", self.depth, 2, MAX_DEPTH)
         _require_whole("tower registers", self.registers, 0, 64)
+        _require(self.stem in STEMS, "tower stem", f"'{self.stem}'", f"one of {list(STEMS)}")
+        if self.stem == "conv":
+            _require(self.width % 8 == 0, "tower width", self.width, "a multiple of 8 for a conv stem")
         _require(self.width % self.heads == 0, "tower width", self.width, f"a multiple of heads {self.heads}")
 
 
@@ -104,13 +113,15 @@ class ImageConfig:
 
     size: side of the network's image, pixels. mirror: flip the true view left-right (LIBERO checkpoints were
     trained on `raw[::-1, ::-1]`, which is the true view mirrored; off for real robots). jpeg: the quality-95
-    round trip of the training data. crop_area: share of the area kept by the centre crop, 1 = no crop.
+    round trip of the training data. crop_area: share of the area kept by the centre crop, 1 = no crop. blank: the network
+    is shown grey instead, always: a control that must do without its eyes.
     """
 
     size: int
     mirror: bool = False
     jpeg: bool = True
     crop_area: float = 0.9
+    blank: bool = False
 
     def __post_init__(self) -> None:
         _require_whole("image size", self.size, 2, 4096)
@@ -165,6 +176,13 @@ class OftConfig:
             list(self.binary_columns),
             f"columns 0 to {self.action.dim - 1}",
         )
+        if "conv" in (self.dino.stem, self.siglip.stem):
+            _require(
+                self.patch.bit_count() == 1 and self.patch > 1,
+                "patch",
+                self.patch,
+                "a power of 2 for a conv stem",
+            )
         for name, choices in (("tokenizer", TOKENIZERS), ("head", HEADS), ("bounds", BOUNDS)):
             value = getattr(self, name)
             _require(value in choices, name, f"'{value}'", f"one of {list(choices)}")
@@ -200,8 +218,15 @@ class OftConfig:
         return self.action.horizon * self.action.dim
 
     def to_json(self) -> str:
-        """One line of JSON that `from_json` reads back to an equal object."""
-        return json.dumps(dataclasses.asdict(self), sort_keys=True)
+        """One line of JSON that `from_json` reads back to an equal object.
+
+        Options that came later are left out at their defaults: files made before keep their hashes.
+        """
+        values = dataclasses.asdict(self)
+        for part, option, default in LATER:
+            if values[part][option] == default:
+                del values[part][option]
+        return json.dumps(values, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> OftConfig:
@@ -247,6 +272,15 @@ COMPACT = OftConfig(
     siglip=TowerConfig(width=128, depth=3, heads=4, mlp_width=512),
     language=LanguageConfig(hidden=192, intermediate=384, layers=4, heads=6, vocab=320),
     tokenizer="byte",
+)
+
+# What is trained here on demonstrations: COMPACT's architecture with a stem and a tokenizer that learn from little.
+EMBEDDED = dataclasses.replace(
+    COMPACT,
+    dino=dataclasses.replace(COMPACT.dino, stem="conv"),
+    siglip=dataclasses.replace(COMPACT.siglip, stem="conv"),
+    language=LanguageConfig(hidden=160, intermediate=320, layers=4, heads=5, vocab=1024),
+    tokenizer="words",
 )
 
 OPENVLA_OFT_7B = OftConfig(

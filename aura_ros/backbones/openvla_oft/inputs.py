@@ -10,13 +10,25 @@ from torch import Tensor
 
 from aura_ros.backbones.openvla_oft.config import OftConfig
 from aura_ros.backbones.openvla_oft.tensor_files import one_line
-from aura_ros.backbones.openvla_oft.tokenizer import ByteTokenizer, LlamaTokenizer, Tokenizer, prompt_ids
+from aura_ros.backbones.openvla_oft.tokenizer import (
+    ByteTokenizer,
+    LlamaTokenizer,
+    Tokenizer,
+    WordsTokenizer,
+    prompt_ids,
+)
 from aura_ros.errors import UserError
 
 PROMPT_CACHE = 64
 # More than any sequence has room for: a longer text is not worth encoding.
 MAX_CHARACTERS = 20_000
-EMPTY_SPACE_IDS = {"byte": ByteTokenizer.empty_space_id, "llama": LlamaTokenizer.empty_space_id}
+EMPTY_SPACE_IDS = {
+    "byte": ByteTokenizer.empty_space_id,
+    "words": WordsTokenizer.empty_space_id,
+    "llama": LlamaTokenizer.empty_space_id,
+}
+# Tokenizers that come from no file.
+OWN_TOKENIZERS: dict[str, type[Tokenizer]] = {"byte": ByteTokenizer, "words": WordsTokenizer}
 
 
 def check_arrays(

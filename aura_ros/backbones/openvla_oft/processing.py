@@ -34,6 +34,8 @@ BLOCK_COLUMNS = 32  # made by one product; at 256 and 640 columns to 224, 16 and
 
 def describe_steps(config: ImageConfig) -> str:
     """What `prepare_image` does to the true view before normalisation, in words and in order."""
+    if config.blank:
+        return "grey, whatever the camera shows"
     steps = [
         "mirror left-right" if config.mirror else "no mirror",
         f"JPEG quality {JPEG_QUALITY} 4:2:0" if config.jpeg else "no JPEG",
@@ -248,6 +250,9 @@ def prepare_images(images: Sequence[ImageArray], config: ImageConfig, view: str 
     Equal to the images of `prepare_image` put together, without the copy.
     """
     pixels = np.empty((6 * len(images), config.size, config.size), np.float32)
+    if config.blank:
+        pixels[:] = 0.0
+        return pixels
     for index, image in enumerate(images):
         image = shrink(orient(image, config.mirror, view), config)
         _normalise_into(pixels[6 * index : 6 * index + 6], centre_crop(image, config.crop_area))

@@ -6,6 +6,8 @@ parts whose output is never used: the last block, the final norm and SigLIP's at
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -96,12 +98,31 @@ class PatchEmbed(nn.Module):
         return self.proj(x).flatten(2).transpose(1, 2)
 
 
+class ConvStem(nn.Module):
+    """Convolutions of stride 2 down to a patch, then one map: overlapping patches, no timm name."""
+
+    def __init__(self, width: int, patch: int) -> None:
+        super().__init__()
+        halvings = patch.bit_length() - 1
+        widths = [3, *(width >> max(halvings - 1 - i, 0) for i in range(halvings))]
+        self.convs = nn.ModuleList(
+            nn.Conv2d(a, b, kernel_size=3, stride=2, padding=1) for a, b in itertools.pairwise(widths)
+        )
+        self.proj = nn.Conv2d(width, width, kernel_size=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, 3, H, W] -> [B, patches, width], row-major over the image."""
+        for conv in self.convs:
+            x = functional.gelu(conv(x))
+        return self.proj(x).flatten(2).transpose(1, 2)
+
+
 class Tower(nn.Module):
     """A vision transformer up to block depth - 2, without the final norm."""
 
     def __init__(self, config: TowerConfig, patches: int, patch: int, film_dim: int = 0) -> None:
         super().__init__()
-        self.patch_embed = PatchEmbed(config.width, patch)
+        self.patch_embed = (ConvStem if config.stem == "conv" else PatchEmbed)(config.width, patch)
         self.pos_embed = nn.Parameter(torch.zeros(1, patches, config.width))
         self.cls_token = nn.Parameter(torch.zeros(1, 1, config.width)) if config.class_token else None
         self.reg_token = (

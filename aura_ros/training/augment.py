@@ -1,0 +1,55 @@
+"""What a batch of images and numbers goes through in training; without any of it, what inference does. B = batch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from aura_ros.backbones.openvla_oft.config import ImageConfig
+from aura_ros.backbones.openvla_oft.processing import PIXEL_MEAN, PIXEL_STD
+
+
+@dataclass(frozen=True)
+class Jitter:
+    """How much is varied. shift: pixels that the crop moves beyond its margin. light: share of contrast and brightness."""
+
+    crop: bool = True
+    shift: float = 2.0
+    light: float = 0.1
+
+
+STILL = Jitter(crop=False, shift=0.0, light=0.0)
+
+
+def prepare_batch(
+    images: npt.NDArray[np.uint8], config: ImageConfig, rng: np.random.Generator, jitter: Jitter
+) -> Tensor:
+    """uint8 [B, cameras, S, S, 3], uncropped -> float32 [B, 6 cameras, S, S], normalised for both towers.
+
+    Each camera is cropped and lit on its own. With `STILL` the crop is inference's, in the middle.
+    """
+    batch, cameras, size = images.shape[:3]
+    if config.blank:
+        return torch.zeros(batch, 6 * cameras, size, size)
+    count = batch * cameras
+    pixels = torch.from_numpy(images).reshape(count, size, size, 3).permute(0, 3, 1, 2).float()
+    side = math.sqrt(config.crop_area)
+    # In units of grid_sample: the image is 2 wide.
+    reach = (1.0 - side) * jitter.crop + 2.0 * jitter.shift / (size - 1)
+    offsets = torch.from_numpy(rng.uniform(-reach, reach, (count, 1, 1, 2)).astype(np.float32))
+    line = torch.linspace(-side, side, size)
+    grid = torch.stack(torch.meshgrid(line, line, indexing="xy"), dim=-1)[None] + offsets
+    pixels = functional.grid_sample(pixels, grid, padding_mode="border", align_corners=True)
+    if jitter.light:
+        factor, level = rng.uniform(-jitter.light, jitter.light, (2, count, 1, 1, 1)).astype(np.float32)
+        pixels = pixels * torch.from_numpy(1.0 + factor) + torch.from_numpy(255.0 * level)
+    pixels = pixels.clamp_(0.0, 255.0) / 255.0
+    mean, std = (torch.from_numpy(values)[None, :, :, None, None] for values in (PIXEL_MEAN, PIXEL_STD))
+    both = (pixels[:, None] - mean) / std
+    return both.reshape(batch, 6 * cameras, size, size)

@@ -1,0 +1,251 @@
+"""Training a backbone: it learns from pictures and words, resumes as if it had not stopped, and serves what it trained."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from aura_ros import cli
+from aura_ros.backbones.openvla_oft.api import OpenVlaOft
+from aura_ros.backbones.openvla_oft.config import COMPACT, EMBEDDED, ImageConfig, OftConfig, TowerConfig
+from aura_ros.backbones.openvla_oft.processing import centre_crop, normalise_pixels
+from aura_ros.backbones.openvla_oft.tokenizer import WordsTokenizer, prompt_ids
+from aura_ros.errors import UserError
+from aura_ros.training.augment import STILL, Jitter, prepare_batch
+from aura_ros.training.backbone import BackboneTrainConfig, BackboneTrainer, fit
+from aura_ros.training.collection import head
+from aura_ros.training.demo_data import ROTATION_FLOOR, load_data, statistics
+from aura_ros.training.demonstrations import DemoFolder, Samples, save_samples
+from aura_ros.types import Observation
+
+SIZE = 32
+SMALL = dataclasses.replace(
+    EMBEDDED,
+    image=ImageConfig(size=SIZE),
+    dino=TowerConfig(width=16, depth=2, heads=2, mlp_width=16, stem="conv", class_token=True),
+    siglip=TowerConfig(width=16, depth=2, heads=2, mlp_width=16, stem="conv"),
+    language=dataclasses.replace(EMBEDDED.language, hidden=32, intermediate=32, layers=1, heads=2),
+)
+SHORT = BackboneTrainConfig(steps=20, batch=8, warmup=2, validate_every=10)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Red and blue pictures, two instructions: the colour says the action's x, the words its y."""
+    folder = DemoFolder(tmp_path_factory.mktemp("demos"))
+    folder.prepare({**head(SIZE), "image_size": SIZE})
+    rng = np.random.default_rng(0)
+    lines = []
+    for number in range(40):
+        word, colour = number % 2, (number // 2) % 2
+        images = rng.integers(0, 60, (6, 2, SIZE, SIZE, 3), np.uint8)
+        images[..., 2 * colour] += 190
+        actions = np.zeros((6, 8, 7), np.float32)
+        actions[..., 0], actions[..., 1] = 2.0 * colour - 1.0, 2.0 * word - 1.0
+        points = np.full((6, 2, 3), np.nan if number % 3 else 0.1 * number, np.float32)
+        samples = Samples(images, rng.random((6, 8), np.float32), actions, points, np.arange(6))
+        save_samples(folder.index / f"e{number}.npz", samples)
+        instruction = ("take the red one", "take the blue one")[word]
+        lines.append(
+            {"id": f"e{number}", "key": f"e{number}", "instruction": instruction, "frames": 6, "policy": ""}
+        )
+    (folder.folder / "episodes.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def data(folder):
+    return load_data([folder], 2.0)
+
+
+def test_it_learns_what_pictures_and_words_say_together(data, tmp_path):
+    config = dataclasses.replace(
+        SHORT, steps=220, lr=3e-3, warmup=20, batch=32, validate_every=55, forget=0.0
+    )
+    trainer = BackboneTrainer(data, config, network=SMALL)
+    before = trainer.validate()
+    trainer.train()
+    assert trainer.best_loss < 0.4 * before
+    blind = BackboneTrainer(data, dataclasses.replace(config, blind=True), network=SMALL)
+    blind.train()
+    # Half the answers cannot be known without eyes.
+    assert blind.best_loss > 2 * trainer.best_loss
+
+
+def test_what_is_saved_serves_what_was_trained(data, tmp_path):
+    trainer = BackboneTrainer(data, SHORT, network=SMALL)
+    trainer.train()
+    path = tmp_path / "a.safetensors"
+    trainer.save(path)
+    served = OpenVlaOft.from_file(path, expected_name="compact")
+    assert served.info.trained
+    served.warm_up()
+    rng = np.random.default_rng(3)
+    image = rng.integers(0, 255, (64, 64, 3), np.uint8)
+    seen = Observation({"agentview": image, "wrist": image}, rng.random(8, np.float32), data.instructions[0])
+    answer = served.act(seen).actions_normalised
+    trainer._put(trainer.best)
+    ids = torch.tensor([prompt_ids(WordsTokenizer(), data.instructions[0])])
+    pixels, proprio, _ = served._prepare(seen)
+    with torch.no_grad():
+        wanted = trainer.model.eval()(ids, pixels, proprio).actions_normalised[0].numpy()
+    np.testing.assert_allclose(answer, wanted, atol=1e-5)
+
+
+def test_a_training_that_stopped_goes_on_as_if_it_had_not(data, tmp_path):
+    whole = BackboneTrainer(data, SHORT, network=SMALL)
+    whole.train()
+    first = BackboneTrainer(data, SHORT, network=SMALL)
+    for _ in range(7):
+        first.one_step()
+    first.save_state(tmp_path / "state")
+    again = BackboneTrainer(data, SHORT, network=SMALL)
+    again.load_state(tmp_path / "state")
+    again.train()
+    assert again.step == 20
+    for name, tensor in whole.best.items():
+        assert torch.equal(tensor, again.best[name]), name
+    assert whole.checkpoint().sha256() == again.checkpoint().sha256()
+    other = BackboneTrainer(data, dataclasses.replace(SHORT, lr=1e-3), network=SMALL)
+    with pytest.raises(UserError, match="training with other options"):
+        other.load_state(tmp_path / "state")
+    (tmp_path / "state").write_bytes(b"nothing")
+    with pytest.raises(UserError, match="no training to go on with"):
+        other.load_state(tmp_path / "state")
+
+
+def test_an_interrupted_fit_keeps_its_state_and_its_best(data, tmp_path):
+    trainer = BackboneTrainer(data, SHORT, network=SMALL)
+    state, out = tmp_path / "a.training", tmp_path / "a.safetensors"
+
+    def stop(done):
+        if done.step == 12:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(trainer, state, out, stop)
+    again = BackboneTrainer(data, SHORT, network=SMALL)
+    again.load_state(state)
+    assert again.step == 12
+    OpenVlaOft.from_file(out)
+
+
+def test_a_loss_that_is_not_finite_stops_with_the_last_good_weights(data, tmp_path):
+    trainer = BackboneTrainer(data, SHORT, network=SMALL)
+    for _ in range(10):
+        trainer.one_step()
+    best = {name: tensor.clone() for name, tensor in trainer.best.items()}
+    trainer._targets = np.full_like(trainer._targets, np.nan)
+    with pytest.raises(UserError, match="the loss is nan at step 11: the training exploded"):
+        fit(trainer, tmp_path / "s", tmp_path / "a.safetensors", lambda done: None)
+    assert all(torch.equal(best[name], tensor) for name, tensor in trainer.best.items())
+    OpenVlaOft.from_file(tmp_path / "a.safetensors")
+
+
+def test_without_jitter_a_batch_is_what_inference_sees():
+    images = np.random.default_rng(1).integers(0, 255, (2, 2, SIZE, SIZE, 3), np.uint8)
+    found = prepare_batch(images, SMALL.image, np.random.default_rng(0), STILL)
+    for batch in range(2):
+        for camera in range(2):
+            wanted = normalise_pixels(centre_crop(images[batch, camera], 0.9))
+            got = found[batch, 6 * camera : 6 * camera + 6].numpy()
+            # Inference cuts the crop's values off to grey levels.
+            np.testing.assert_allclose(got, wanted, atol=1.01 / 255 / 0.224)
+    moved = prepare_batch(images, SMALL.image, np.random.default_rng(0), Jitter())
+    assert float((moved - found).abs().mean()) > 0.1
+    blank = prepare_batch(
+        images, dataclasses.replace(SMALL.image, blank=True), np.random.default_rng(0), Jitter()
+    )
+    assert blank.shape == found.shape
+    assert not blank.any()
+
+
+def test_statistics_leave_the_gripper_and_give_rotations_room(data):
+    found = statistics(data, "mine")["mine"]
+    assert found["action"]["mask"] == [True] * 6 + [False]
+    for column in (3, 4, 5):
+        assert found["action"]["q99"][column] - found["action"]["q01"][column] == pytest.approx(
+            2 * ROTATION_FLOOR
+        )
+    assert found["action"]["q01"][0] == pytest.approx(-1.0)
+
+
+def test_every_instruction_counts_alike_and_held_out_episodes_never(data, folder):
+    for word in range(2):
+        assert data.weight[data.which == word].sum() == pytest.approx(0.5)
+    assert data.weight[data.validation].sum() == 0.0
+    assert 0 < data.validation.sum() < 0.3 * len(data.validation)
+
+
+def test_data_made_for_another_network_are_refused(data):
+    wrong = dataclasses.replace(data, head={**data.head, "cameras": ["front"]})
+    with pytest.raises(UserError, match=r"have cameras \['front'\], the network \['agentview', 'wrist'\]"):
+        BackboneTrainer(wrong, SHORT, network=SMALL)
+    with pytest.raises(UserError, match="have image_size 32, the network 112"):
+        BackboneTrainer(data, SHORT)
+
+
+def test_the_embedded_network_fits_in_12_megabytes_and_older_files_keep_their_hash():
+    from aura_ros.backbones.openvla_oft.model import build_on_meta
+
+    assert sum(p.numel() for p in build_on_meta(EMBEDDED).parameters()) * 4 < 11.9e6
+    assert OftConfig.from_json(EMBEDDED.to_json()) == EMBEDDED
+    assert "stem" not in COMPACT.to_json()
+    assert "blank" not in COMPACT.to_json()
+    with pytest.raises(UserError, match="tower stem 'vgg' is not allowed"):
+        TowerConfig(width=16, depth=2, heads=2, mlp_width=16, stem="vgg")
+    with pytest.raises(UserError, match="patch 14 is not allowed; it must be a power of 2"):
+        dataclasses.replace(EMBEDDED, patch=14)
+
+
+def test_words_are_ids_whatever_their_case_and_prompts_are_short():
+    ids = prompt_ids(WordsTokenizer(), "pick up the alphabet soup and place it in the basket")
+    assert len(ids) < 30
+    assert ids == prompt_ids(WordsTokenizer(), "Pick up the Alphabet soup and place it in the basket")
+    words = "alphabet cream salad bbq tomato ketchup butter milk chocolate orange soup cheese dressing sauce"
+    assert len({tuple(WordsTokenizer().encode(word)) for word in words.split(" ")}) == 14
+
+
+@pytest.fixture
+def train(monkeypatch, capsys, tmp_path):
+    """Run `aura train backbone ...` in an empty folder; returns (exit status, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["aura", "train", "backbone", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        return (end.value.code or 0, *capsys.readouterr())
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--out", "a.pt"], "out 'a.pt' is not allowed; give a .safetensors file"),
+        (["--device", "tpu"], "device 'tpu' is unknown; choose one of auto, cpu, cuda"),
+        (["--threads", "-1"], "threads -1 is not allowed"),
+        (["--init", "no.safetensors"], "init 'no.safetensors' is no file"),
+        (["--steps", "0"], "steps 0 is out of range; allowed: 1 to"),
+        ([], "'none' is no folder of demonstrations"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_2(train, given, said):
+    given = given if "--out" in given else [*given, "--out", "a.safetensors"]
+    status, _, error = train("--demos", "none", *given)
+    assert (status, error.count("\n")) == (2, 1)
+    assert said in error
