@@ -24,6 +24,7 @@ from aura_ros.certify_command import Certify, run_certify
 from aura_ros.collect_command import Collect, run_collect
 from aura_ros.endless_command import Endless, run_endless
 from aura_ros.errors import UserError
+from aura_ros.eval_command import Eval, run_eval
 from aura_ros.expert_command import Expert, run_expert_command
 from aura_ros.nodes.options import POLICY_OPTIONS, SIM_OPTIONS, read_options
 from aura_ros.nodes.policy_config import PolicyNodeConfig
@@ -187,6 +188,7 @@ COMMANDS: dict[str, Any] = {
     "endless": Endless,
     "expert": Expert,
     "collect": Collect,
+    "eval": Eval,
     "train": _group("Train", "Train what a policy is made of.", GROUPS["train"]),
 }
 
@@ -260,6 +262,7 @@ RUNNERS: dict[type, Callable[[Any], int]] = {
     Endless: run_endless,
     Expert: run_expert_command,
     Collect: run_collect,
+    Eval: run_eval,
     TrainBackbone: run_train_backbone,
     Doctor: run_doctor,
 }

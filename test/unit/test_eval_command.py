@@ -1,0 +1,142 @@
+"""`aura eval`: what it refuses, its table, and a real episode of an untrained policy, kept and not run again."""
+
+from __future__ import annotations
+
+import ctypes.util
+import importlib.util
+import json
+import sys
+
+import pytest
+
+from aura_ros import cli
+from aura_ros.bench.evaluation import JUDGED, EvalJob, table, told_item
+from aura_ros.errors import UserError
+from aura_ros.eval_command import FIRST_SEED
+from aura_ros.training.collection import CollectJob
+
+_missing = [name for name in ("libero", "robosuite", "mujoco") if importlib.util.find_spec(name) is None]
+if ctypes.util.find_library("OSMesa") is None:
+    _missing.append("libosmesa6")
+
+
+@pytest.fixture
+def run_eval(monkeypatch, capsys, tmp_path):
+    """Run `aura eval ...` in a folder with an untrained checkpoint; returns (exit status, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "c.safetensors").touch()
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["aura", "eval", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        return (end.value.code or 0, *capsys.readouterr())
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["none.safetensors", "--tasks", "0"], "checkpoint 'none.safetensors' is no file"),
+        (
+            ["c.safetensors", "--tasks", "0", "--blind", "b.safetensors"],
+            "checkpoint 'b.safetensors' is no file",
+        ),
+        (["c.safetensors", "--tasks", "12"], "tasks '12' is not allowed"),
+        (["c.safetensors", "--tasks", ""], "tasks and states must name at least one each"),
+        (["c.safetensors", "--tasks", "0", "--split", "both"], "split 'both' is unknown"),
+        (["c.safetensors", "--tasks", "0", "--fixture-seeds", "0"], "fixture_seeds 0 is not allowed"),
+        (
+            ["c.safetensors", "--tasks", "0", "--suite", "libero_10", "--instruction-of", "2"],
+            "instruction_of is for libero_object",
+        ),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_2(run_eval, given, said):
+    status, _, error = run_eval(*given)
+    assert (status, error.count("\n")) == (2, 1)
+    assert said in error
+
+
+def result(arm, task, success, displaced=False, told=-1):
+    return {
+        "arm": arm,
+        "suite": "libero_object",
+        "task": task,
+        "displaced": displaced,
+        "instruction_of": told,
+        "success": success,
+        "steps": 120,
+        "ms_per_query": 20.0,
+    }
+
+
+def test_the_table_pools_an_arm_and_splits_are_rows_of_their_own():
+    rows = table(
+        [
+            *(result("policy", task, number < 9) for task in (0, 2) for number in range(10)),
+            *(result("blind", 0, False, displaced=True) for _ in range(10)),
+        ]
+    )
+    assert [row[:5] for row in rows] == [
+        ("blind", "libero_object 0", "displaced", "0/10", "0 %"),
+        ("blind", "all", "displaced", "0/10", "0 %"),
+        ("policy", "libero_object 0", "official", "9/10", "90 %"),
+        ("policy", "libero_object 2", "official", "9/10", "90 %"),
+        ("policy", "all", "official", "18/20", "90 %"),
+    ]
+    assert rows[-1][5] == "70-97 %"
+
+
+def test_the_object_of_an_instruction_must_be_in_the_scene():
+    items = ["alphabet_soup_1", "basket_1", "cream_cheese_1"]
+    assert told_item("pick up the cream cheese and place it in the basket", items) == "cream_cheese_1"
+    with pytest.raises(UserError, match="the scene has no 'milk' to fetch, only alphabet_soup_1, basket_1"):
+        told_item("pick up the milk and place it in the basket", items)
+
+
+def test_judged_episodes_are_none_that_was_trained_on():
+    judged = [
+        EvalJob("c", "libero_object", 0, state, FIRST_SEED + seed, True).episode
+        for state in range(40, 50)
+        for seed in range(3)
+    ]
+    trained = [
+        CollectJob("d", "libero_object", 0, n, True, seed=s).episode for n in range(400) for s in range(3)
+    ]
+    assert not {e.init_state for e in judged} & {e.init_state for e in trained}
+    assert not {e.seed for e in judged} & {e.seed for e in trained}
+    assert not {e.displaced for e in judged} & {e.displaced for e in trained}
+    assert min(e.displaced for e in judged) > JUDGED
+    assert len(set(judged)) == 30
+
+
+@pytest.mark.libero
+@pytest.mark.slow
+@pytest.mark.skipif(bool(_missing), reason=f"not installed: {', '.join(_missing)} (the [libero] extra)")
+def test_a_real_episode_is_judged_kept_and_not_run_again(run_eval, tmp_path):
+    from aura_ros.backbones.openvla_oft.api import OpenVlaOft
+
+    OpenVlaOft.random_compact(seed=1).save(tmp_path / "c.safetensors")
+    call = [
+        "c.safetensors",
+        "--tasks",
+        "9",
+        "--states",
+        "40",
+        "--out",
+        "e.jsonl",
+        "--jobs",
+        "1",
+        "--json",
+        "e.json",
+    ]
+    status, text, _ = run_eval(*call)
+    assert status == 0
+    assert "| policy | libero_object 9 | official | 0/1 |" in text
+    (found,) = json.loads((tmp_path / "e.json").read_text())
+    assert (found["steps"], found["queries"]) == (280, 35)
+    before = (tmp_path / "e.jsonl").read_bytes()
+    assert run_eval(*call)[:2] == (0, text)
+    assert (tmp_path / "e.jsonl").read_bytes() == before
