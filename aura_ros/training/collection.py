@@ -29,13 +29,14 @@ if TYPE_CHECKING:
 TRAINED_STATES = 40
 STREAM = 71_993
 # Pushes: how likely one begins at a step, how many steps it lasts, how large it is in controller units.
-PUSH_RATE, PUSH_STEPS, PUSH_SIZE = 0.04, (2, 6), 0.7
+PUSH_RATE, PUSH_STEPS, PUSH_SIZE = 0.03, (2, 6), 0.7
 PUSH_SCALE = np.array([1.0, 1.0, 1.0, 0.2, 0.2, 0.5])
 # Steps of a push at the very start: episodes then begin elsewhere.
 START_PUSH = (0, 12)
 # Where a policy drives it may be lost for good; its steps after these teach little.
 POLICY_STEPS = 200
-RENDER_EVERY, LABEL_EVERY = 2, 4
+# A render costs as much as ten steps; neighbouring frames hardly differ.
+RENDER_EVERY, LABEL_EVERY = 3, 4
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from aura_ros import cli
-from aura_ros.training.collection import TRAINED_STATES, CollectJob, _pushes, model_rows
+from aura_ros.training.collection import RENDER_EVERY, TRAINED_STATES, CollectJob, _pushes, model_rows
 from aura_ros.training.demonstrations import DemoFolder
 
 _missing = [name for name in ("libero", "robosuite", "mujoco") if importlib.util.find_spec(name) is None]
@@ -69,7 +69,7 @@ def test_the_models_gripper_is_open_at_1():
 
 def test_pushes_are_bursts_with_rests_between():
     pushes = _pushes(4000, np.random.default_rng(0)).any(1)
-    assert 0.03 < pushes.mean() < 0.3
+    assert 0.02 < pushes.mean() < 0.3
     assert np.abs(_pushes(400, np.random.default_rng(1))).max() <= 1.0
     np.testing.assert_array_equal(
         _pushes(300, np.random.default_rng(2)), _pushes(300, np.random.default_rng(2))
@@ -86,9 +86,9 @@ def test_a_real_demonstration_is_kept_and_not_collected_twice(tmp_path, collect)
     folder = DemoFolder(tmp_path / "demos")
     (episode,) = folder.episodes()
     samples = folder.samples(episode)
-    assert len(samples) == episode["frames"] > 30
+    assert len(samples) == episode["frames"] > 20
     # Every rendered frame is a sample: pushed ones have a plan.
-    assert samples.step.tolist() == list(range(0, episode["steps"], 2))
+    assert samples.step.tolist() == list(range(0, episode["steps"], RENDER_EVERY))
     assert np.isfinite(samples.keypoints).all()
     assert set(np.unique(samples.actions[..., 6])) == {0.0, 1.0}
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "demos").rglob("*")}
