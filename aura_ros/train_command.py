@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import tyro
 
+from aura_ros.collect_command import Collect, run_collect
 from aura_ros.errors import UserError
 from aura_ros.files import write_json
 from aura_ros.preflight import check_json
@@ -40,13 +41,72 @@ class TrainBackbone:
     ] = False
     device: Annotated[str, _text("auto, cpu or cuda", "NAME")] = "auto"
     threads: Annotated[int, _text("of the CPU; 0: one for each core", "INT")] = 0
+    dagger: Annotated[
+        int, _text("rounds in which the policy drives and the expert corrects it; needs LIBERO", "INT")
+    ] = 0
+    dagger_episodes: Annotated[int, _text("of each task in a round", "INT")] = 20
+    dagger_steps: Annotated[int, _text("gradient steps after each round, on all demonstrations", "INT")] = (
+        3000
+    )
+    jobs: Annotated[int, _text("processes that drive; 0: one for each core", "INT")] = 0
     fresh: Annotated[bool, tyro.conf.FlagCreatePairsOff, _text("begin anew, whatever is there", "")] = False
     json: Annotated[Path | None, _text("write the course of the training to this file", "PATH")] = None
 
 
 def run_train_backbone(command: TrainBackbone) -> int:
-    """Run `aura train backbone`; returns the exit status. Raises UserError for what was given wrong."""
-    out, state = check(command)
+    """Run `aura train backbone`; returns the exit status. Raises UserError for what was given wrong.
+
+    Each round of DAgger leaves its folder and its checkpoint beside OUT; the last round's is OUT.
+    """
+    check(command)
+    if command.dagger == 0:
+        return _train(command)
+    tasks = _tasks(command.demos)
+    names = [command.out.with_suffix(f".round{number}.safetensors") for number in range(command.dagger)]
+    demos = list(command.demos)
+    round_of = dataclasses.replace(command, json=None)
+    _train(dataclasses.replace(round_of, out=names[0]))
+    for number, policy in enumerate(names, start=1):
+        folder = command.out.with_suffix(f".dagger{number}")
+        for suite, which in tasks.items():
+            run_collect(
+                Collect(
+                    out=folder,
+                    tasks=",".join(map(str, which)),
+                    suite=suite,
+                    episodes=command.dagger_episodes,
+                    policy=policy,
+                    seed=command.seed + number,
+                    jobs=command.jobs,
+                )
+            )
+        demos.append(folder)
+        out = names[number] if number < command.dagger else command.out
+        # Half the rate: what was learned is to stay.
+        steps, lr = command.dagger_steps, command.lr / 2
+        _train(dataclasses.replace(command, demos=demos, out=out, init=policy, steps=steps, lr=lr))
+    return 0
+
+
+def _tasks(folders: list[Path]) -> dict[str, list[int]]:
+    """Suite -> tasks of some folders. Raises UserError for demonstrations of no LIBERO task."""
+    from aura_ros.training.demonstrations import DemoFolder
+
+    tasks: dict[str, set[int]] = {}
+    for folder in folders:
+        for episode in DemoFolder(folder).episodes():
+            if "suite" not in episode or "task" not in episode:
+                raise UserError(
+                    f"'{folder}' has episode {episode.get('id')!r} of no LIBERO task; a policy can only be corrected where "
+                    "the expert can drive: leave --dagger out"
+                )
+            tasks.setdefault(str(episode["suite"]), set()).add(int(episode["task"]))
+    return {suite: sorted(which) for suite, which in tasks.items()}
+
+
+def _train(command: TrainBackbone) -> int:
+    """One training, to the end."""
+    out, state = command.out, command.out.with_suffix(".training")
     import torch
 
     from aura_ros.bench.recall.clock import progress
@@ -92,17 +152,24 @@ def run_train_backbone(command: TrainBackbone) -> int:
     return 0
 
 
-def check(command: TrainBackbone) -> tuple[Path, Path]:
-    """The checkpoint and the file to go on from. Raises UserError before anything slow is done."""
+def check(command: TrainBackbone) -> None:
+    """Raise UserError for anything out of range, before anything slow is done."""
     out = command.out
     if out.suffix != ".safetensors" or not out.parent.is_dir():
         raise UserError(f"out '{out}' is not allowed; give a .safetensors file in a folder that exists")
     if command.device not in ("auto", "cpu", "cuda"):
         raise UserError(f"device '{command.device}' is unknown; choose one of auto, cpu, cuda")
-    if not 0 <= command.threads <= 1024:
-        raise UserError(f"threads {command.threads} is not allowed; it must be from 0 to 1024")
+    ranges = (
+        ("threads", 0, 1024),
+        ("dagger", 0, 20),
+        ("dagger_episodes", 1, 100_000),
+        ("dagger_steps", 1, 10_000_000),
+    )
+    for name, low, high in (*ranges, ("jobs", 0, 1024)):
+        value = getattr(command, name)
+        if not low <= value <= high:
+            raise UserError(f"{name} {value} is not allowed; it must be from {low} to {high}")
     if command.init is not None and not command.init.is_file():
         raise UserError(f"init '{command.init}' is no file; give a checkpoint of `aura train backbone`")
     if command.json is not None:
         check_json(command.json)
-    return out, out.with_suffix(".training")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes.util
 import dataclasses
+import importlib.util
 import json
 import sys
 
@@ -23,6 +25,9 @@ from aura_ros.training.demo_data import ROTATION_FLOOR, load_data, statistics
 from aura_ros.training.demonstrations import DemoFolder, Samples, save_samples
 from aura_ros.types import Observation
 
+_missing = [name for name in ("libero", "robosuite", "mujoco") if importlib.util.find_spec(name) is None]
+if ctypes.util.find_library("OSMesa") is None:
+    _missing.append("libosmesa6")
 SIZE = 32
 SMALL = dataclasses.replace(
     EMBEDDED,
@@ -239,6 +244,7 @@ def train(monkeypatch, capsys, tmp_path):
         (["--out", "a.pt"], "out 'a.pt' is not allowed; give a .safetensors file"),
         (["--device", "tpu"], "device 'tpu' is unknown; choose one of auto, cpu, cuda"),
         (["--threads", "-1"], "threads -1 is not allowed"),
+        (["--dagger", "-1"], "dagger -1 is not allowed; it must be from 0 to 20"),
         (["--init", "no.safetensors"], "init 'no.safetensors' is no file"),
         (["--steps", "0"], "steps 0 is out of range; allowed: 1 to"),
         ([], "'none' is no folder of demonstrations"),
@@ -249,3 +255,30 @@ def test_mistakes_are_one_line_and_exit_2(train, given, said):
     status, _, error = train("--demos", "none", *given)
     assert (status, error.count("\n")) == (2, 1)
     assert said in error
+
+
+@pytest.mark.libero
+@pytest.mark.slow
+@pytest.mark.skipif(bool(_missing), reason=f"not installed: {', '.join(_missing)} (the [libero] extra)")
+def test_a_round_of_dagger_lets_the_policy_drive_and_trains_on_both(train, tmp_path):
+    from aura_ros.collect_command import Collect, run_collect
+
+    run_collect(Collect(out=tmp_path / "demos", tasks="9", episodes=1, jobs=1))
+    call = ["--demos", "demos", "--out", "p.safetensors", "--steps", 2, "--dagger", 1]
+    status, _, error = train(
+        *call, "--dagger-episodes", 1, "--dagger-steps", 3, "--jobs", 1, "--json", "p.json"
+    )
+    assert status == 0, error
+    (driven,) = DemoFolder(tmp_path / "p.dagger1").episodes()
+    assert driven["policy"].endswith("p.round0.safetensors")
+    samples = DemoFolder(tmp_path / "p.dagger1").samples(driven)
+    # Every fourth step has the expert's plan, whatever the policy did.
+    assert samples.step.tolist() == list(range(0, driven["steps"], 4))
+    assert json.loads((tmp_path / "p.json").read_text())["course"][-1]["step"] == 3
+    OpenVlaOft.from_file(tmp_path / "p.safetensors")
+
+
+def test_dagger_needs_demonstrations_that_the_expert_can_redo(train, folder):
+    status, _, error = train("--demos", folder.folder, "--out", "p.safetensors", "--dagger", 1)
+    assert (status, error.count("\n")) == (2, 1)
+    assert "of no LIBERO task" in error
