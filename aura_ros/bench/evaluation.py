@@ -74,6 +74,7 @@ def _policy(job: EvalJob) -> Policy:
 
 def evaluate(job: EvalJob) -> Result:
     """Run one episode; what a worker does."""
+    from aura_ros.policy.policy import ActionRejected
     from aura_ros.sim.actions import chunk_row_to_env
     from aura_ros.sim.libero import proprio
     from aura_ros.sim.pool import environment
@@ -99,10 +100,14 @@ def evaluate(job: EvalJob) -> Result:
         seen = env.observe()
         images = {camera: seen.images[camera] for camera in cameras}
         begin = time.perf_counter()
-        chunk = policy.act(Observation(images, proprio(seen), instruction)).chunk
+        try:
+            chunk = policy.act(Observation(images, proprio(seen), instruction)).chunk
+        except ActionRejected:
+            # Nothing of it may be executed: that is a failure of the policy, not of the evaluation.
+            break
         taken.append(1e3 * (time.perf_counter() - begin))
         for row in chunk.data:
-            outcome = env.step(np.clip(chunk_row_to_env(row), -1.5, 1.5))
+            outcome = env.step(chunk_row_to_env(row))
             fetched = bool(item) and _fetched(env, item)
             over, success = outcome.done or fetched, fetched if item else outcome.success
             if over:
@@ -115,7 +120,7 @@ def evaluate(job: EvalJob) -> Result:
         "steps": env.step_count,
         "queries": len(taken),
         # The first query of a process warms up.
-        "ms_per_query": float(np.median(taken)),
+        "ms_per_query": float(np.median(taken)) if taken else 0.0,
     }
 
 

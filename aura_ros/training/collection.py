@@ -6,6 +6,7 @@ Pushes that are not recorded lead the expert off its path, so that recoveries ar
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -123,8 +124,6 @@ def collect(job: CollectJob) -> dict[str, Any]:
 
 def keep(name: str, recording: Recording, folder: DemoFolder) -> int:
     """Write bag and index; returns the samples in it. What is there of an episode that was cut off is replaced."""
-    import shutil
-
     bag = folder.bags / name
     for leftover in (bag, bag.with_name(f"{name}.incomplete")):
         shutil.rmtree(leftover, ignore_errors=True)
@@ -178,6 +177,7 @@ def _pushes(steps: int, rng: np.random.Generator) -> npt.NDArray[np.float64]:
 
 
 def _driven_by_policy(env: LiberoEnv, reader: SceneReader, recording: Recording, checkpoint: str) -> bool:
+    from aura_ros.policy.policy import ActionRejected
     from aura_ros.sim.actions import chunk_row_to_env
     from aura_ros.sim.relabel import relabel
 
@@ -193,10 +193,13 @@ def _driven_by_policy(env: LiberoEnv, reader: SceneReader, recording: Recording,
             recording.actions.append((env.step_count * CONTROL_PERIOD_NS, model_rows(label)))
             if row == 0:
                 images = {name: seen.images[name] for name in COMPACT.cameras}
-                chunk = policy.act(Observation(images, proprio(seen), env.instruction)).chunk
+                try:
+                    chunk = policy.act(Observation(images, proprio(seen), env.instruction)).chunk
+                except ActionRejected:
+                    # What led there is labelled; nothing of the chunk may be executed.
+                    break
         assert chunk is not None
-        action = np.clip(chunk_row_to_env(chunk.data[row]), -1.0, 1.0)
-        outcome = env.step(action)
+        outcome = env.step(chunk_row_to_env(chunk.data[row]))
         done, success = outcome.done, outcome.success
     return success
 

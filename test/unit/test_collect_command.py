@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes.util
-import importlib.util
 import json
 import sys
 
 import numpy as np
 import pytest
+from real_libero import needs_libero
 
 from aura_ros import cli
 from aura_ros.training.collection import RENDER_EVERY, TRAINED_STATES, CollectJob, _pushes, model_rows
 from aura_ros.training.demonstrations import DemoFolder
-
-_missing = [name for name in ("libero", "robosuite", "mujoco") if importlib.util.find_spec(name) is None]
-if ctypes.util.find_library("OSMesa") is None:
-    _missing.append("libosmesa6")
 
 
 @pytest.fixture
@@ -76,9 +71,8 @@ def test_pushes_are_bursts_with_rests_between():
     )
 
 
-@pytest.mark.libero
 @pytest.mark.slow
-@pytest.mark.skipif(bool(_missing), reason=f"not installed: {', '.join(_missing)} (the [libero] extra)")
+@needs_libero
 def test_a_real_demonstration_is_kept_and_not_collected_twice(tmp_path, collect):
     call = ["--out", "demos", "--tasks", "9", "--episodes", "1", "--split", "displaced", "--jobs", "1"]
     status, text, _ = collect(*call)

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import ctypes.util
-import importlib.util
 import json
 import sys
 
 import pytest
+from real_libero import needs_libero
 
 from aura_ros import cli
 from aura_ros.bench.evaluation import JUDGED, EvalJob, table, told_item
 from aura_ros.errors import UserError
 from aura_ros.eval_command import FIRST_SEED
 from aura_ros.training.collection import CollectJob
-
-_missing = [name for name in ("libero", "robosuite", "mujoco") if importlib.util.find_spec(name) is None]
-if ctypes.util.find_library("OSMesa") is None:
-    _missing.append("libosmesa6")
 
 
 @pytest.fixture
@@ -112,9 +107,8 @@ def test_judged_episodes_are_none_that_was_trained_on():
     assert len(set(judged)) == 30
 
 
-@pytest.mark.libero
 @pytest.mark.slow
-@pytest.mark.skipif(bool(_missing), reason=f"not installed: {', '.join(_missing)} (the [libero] extra)")
+@needs_libero
 def test_a_real_episode_is_judged_kept_and_not_run_again(run_eval, tmp_path):
     from aura_ros.backbones.openvla_oft.api import OpenVlaOft
 

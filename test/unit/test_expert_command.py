@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes.util
-import importlib.util
 import json
 import sys
 
 import pytest
+from real_libero import needs_libero
 
 from aura_ros import cli
 from aura_ros.bench.expert import explain, table
 from aura_ros.errors import UserError
 from aura_ros.states import numbers
-
-_missing = [name for name in ("libero", "robosuite", "mujoco") if importlib.util.find_spec(name) is None]
-if ctypes.util.find_library("OSMesa") is None:
-    _missing.append("libosmesa6")
 
 
 @pytest.fixture
@@ -92,8 +87,7 @@ def test_a_failure_is_explained_by_what_happened():
     assert explain(["grasp", "lift", "release", "approach"], high) == "timed out in approach"
 
 
-@pytest.mark.libero
-@pytest.mark.skipif(bool(_missing), reason=f"not installed: {', '.join(_missing)} (the [libero] extra)")
+@needs_libero
 def test_a_real_episode_is_counted_kept_and_not_run_again(tmp_path, expert):
     call = ["--tasks", "9", "--states", "1", "--jobs", "1", "--out", "e.jsonl", "--json", "e.json"]
     status, text, _ = expert(*call)

@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes.util
-import importlib.util
 import math
 
 import numpy as np
 import pytest
+from real_libero import needs_libero
 
 from aura_ros.errors import UserError
 from aura_ros.sim.expert import DOWN, Phase, decide, plan_grasp, rotation_vector, yaw_of
 from aura_ros.sim.scene import Goal, Item, Scene
 from aura_ros.sim.suites import EpisodeConfig
-
-_missing = [name for name in ("libero", "robosuite", "mujoco") if importlib.util.find_spec(name) is None]
-if ctypes.util.find_library("OSMesa") is None:
-    _missing.append("libosmesa6")
-
-
-def needs_libero(test):
-    """Marks for a test on the real simulator."""
-    skip = pytest.mark.skipif(
-        bool(_missing), reason=f"not installed: {', '.join(_missing)} (the [libero] extra)"
-    )
-    return pytest.mark.libero(skip(test))
 
 
 def box(name, centre, size, held=False):

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes.util
 import dataclasses
-import importlib.util
 import json
 import sys
 
 import numpy as np
 import pytest
 import torch
+from real_libero import needs_libero
 
 from aura_ros import cli
 from aura_ros.backbones.openvla_oft.api import OpenVlaOft
@@ -25,9 +24,6 @@ from aura_ros.training.demo_data import ROTATION_FLOOR, load_data, statistics
 from aura_ros.training.demonstrations import DemoFolder, Samples, save_samples
 from aura_ros.types import Observation
 
-_missing = [name for name in ("libero", "robosuite", "mujoco") if importlib.util.find_spec(name) is None]
-if ctypes.util.find_library("OSMesa") is None:
-    _missing.append("libosmesa6")
 SIZE = 32
 SMALL = dataclasses.replace(
     EMBEDDED,
@@ -257,9 +253,8 @@ def test_mistakes_are_one_line_and_exit_2(train, given, said):
     assert said in error
 
 
-@pytest.mark.libero
 @pytest.mark.slow
-@pytest.mark.skipif(bool(_missing), reason=f"not installed: {', '.join(_missing)} (the [libero] extra)")
+@needs_libero
 def test_a_round_of_dagger_lets_the_policy_drive_and_trains_on_both(train, tmp_path):
     from aura_ros.collect_command import Collect, run_collect
 
