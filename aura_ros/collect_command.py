@@ -14,6 +14,7 @@ from aura_ros.sim.suites import SUITES
 from aura_ros.states import numbers
 
 SPLITS = ("mixed", "official", "displaced")
+INSTRUCTIONS = ("own", "mixed")
 # Where the expert fails, further episodes are tried, but not for ever.
 MOST_TRIES = 3
 
@@ -36,6 +37,9 @@ class Collect:
     split: Annotated[str, _text("official, displaced (objects moved), or mixed: half of each", "NAME")] = (
         "mixed"
     )
+    instructions: Annotated[
+        str, _text("own, or mixed: half with another task's of LIST, where the scene has its object", "NAME")
+    ] = "own"
     policy: Annotated[Path | None, _text("backbone that drives (DAgger); none: the expert", "CKPT")] = None
     image_size: Annotated[int, _text("pixels of both cameras", "INT")] = 128
     seed: Annotated[int, _text("of fixtures, pushes and arrangements", "INT")] = 0
@@ -46,12 +50,15 @@ def run_collect(command: Collect) -> int:
     """Run `aura collect`; returns the exit status. Raises UserError for what was given wrong."""
     from aura_ros.bench.parallel import Lines, run_jobs
     from aura_ros.bench.recall.clock import progress
+    from aura_ros.sim.instruction import tellable
     from aura_ros.training.collection import collect, head, jobs
     from aura_ros.training.demonstrations import LINES, DemoFolder
 
     tasks = check(command)
     folder = DemoFolder(command.out)
     folder.prepare(head(command.image_size))
+    mixed = command.instructions == "mixed"
+    others = {task: tellable(command.suite, task, tasks) if mixed else [] for task in tasks}
     policy = "" if command.policy is None else str(command.policy.resolve())
     kept: dict[int, int] = dict.fromkeys(tasks, 0)
     tried: dict[int, int] = dict.fromkeys(tasks, 0)
@@ -79,6 +86,7 @@ def run_collect(command: Collect) -> int:
                     image_size=command.image_size,
                     seed=command.seed,
                     policy=policy,
+                    others=others[task],
                 )
             if not batch:
                 break
@@ -111,6 +119,12 @@ def check(command: Collect) -> list[int]:
         raise UserError(f"suite '{command.suite}' is unknown; choose one of {', '.join(SUITES)}")
     if command.split not in SPLITS:
         raise UserError(f"split '{command.split}' is unknown; choose one of {', '.join(SPLITS)}")
+    if command.instructions not in INSTRUCTIONS:
+        raise UserError(
+            f"instructions '{command.instructions}' is unknown; choose one of {', '.join(INSTRUCTIONS)}"
+        )
+    if command.instructions == "mixed" and command.suite != "libero_object":
+        raise UserError(f"instructions 'mixed' is for libero_object, not for {command.suite}; leave it out")
     for name, low, high in (("episodes", 1, 100_000), ("jobs", 0, 1024), ("seed", 0, 40_000)):
         value = getattr(command, name)
         if not low <= value <= high:

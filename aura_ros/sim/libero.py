@@ -16,6 +16,8 @@ from aura_ros.geometry import GRIPPER_DOWN_XYZW, quaternion_to_axis_angle
 from aura_ros.sim import runtime
 from aura_ros.sim.actions import check_env_action, is_saturated
 from aura_ros.sim.displaced import displace
+from aura_ros.sim.draws import Draws, global_generator
+from aura_ros.sim.instruction import tell
 from aura_ros.sim.official import official_bddl_file, official_init_states, official_task
 from aura_ros.sim.runtime import SetupError
 from aura_ros.sim.suites import EpisodeConfig
@@ -120,7 +122,7 @@ class LiberoEnv:
 
     Attributes:
         config: the episode's configuration, with the last reset's initial state and seed.
-        instruction, task_name: from LIBERO's task.
+        instruction, task_name: from LIBERO's task; with `config.instruction_of` the instruction of that one.
         max_steps, control_period_s: the episode's limit, and 0.05 s.
         step_count: control steps since the first observation.
         saturated: how many actions of this episode had an arm delta between 1 controller unit, where
@@ -142,7 +144,6 @@ class LiberoEnv:
         runtime.require_mujoco_version()
         task = official_task(self.config)
         self.task_name: str = task.name
-        self.instruction: str = task.language
         self.max_steps = self.config.step_limit
         self.step_count = 0
         self.saturated = 0
@@ -153,7 +154,8 @@ class LiberoEnv:
         self._observation: dict[str, Any] = {}
         bddl_file = official_bddl_file(self.config)
         environment = runtime.load_environment_class()
-        with _NumpyGlobalSeed(self.config.seed):
+        self._draws = Draws()
+        with global_generator(self.config.seed):
             self._env: Any = environment(
                 bddl_file_name=str(bddl_file),
                 use_camera_obs=False,  # frames are rendered on demand; a render costs 15 steps
@@ -161,19 +163,26 @@ class LiberoEnv:
                 horizon=self.config.settle_steps + self.max_steps + HORIZON_MARGIN,
             )
         runtime.release_gl()
+        self._own_goal = self.domain.parsed_problem["goal_state"]
+        self.instruction = tell(self.config, self.domain, self._own_goal)
 
     def reset(
-        self, init_state: int | None = None, seed: int | None = None, displaced: int | None = None
+        self,
+        init_state: int | None = None,
+        seed: int | None = None,
+        displaced: int | None = None,
+        instruction_of: int | None = None,
+        resets: int | None = None,
     ) -> None:
         """Start an episode: seed, reset, set the official initial state, let it settle.
 
         The official states do not hold the poses of fixtures (cabinets, stoves); robosuite draws those
         from NumPy's global generator at every reset. It is therefore seeded here before each reset, so
         that an episode depends on its own configuration only and not on those before it, and put back
-        afterwards. (OpenVLA-OFT's evaluation seeds once a task; there the poses differ from trial to trial.)
+        afterwards. OpenVLA-OFT's evaluation seeds once a task: its k-th trial is `resets=k`.
 
         Args:
-            init_state, seed, displaced: for this and later episodes; None keeps the configuration's.
+            init_state, seed, displaced, instruction_of, resets: for this and later episodes; None keeps the configuration's.
 
         Raises:
             UserError: a value out of range.
@@ -181,15 +190,18 @@ class LiberoEnv:
             RuntimeError: the environment is closed.
         """
         env = self._open_env()
-        self.config = replace(
+        config = replace(
             self.config,
             init_state=self.config.init_state if init_state is None else init_state,
             seed=self.config.seed if seed is None else seed,
             displaced=self.config.displaced if displaced is None else displaced,
+            instruction_of=self.config.instruction_of if instruction_of is None else instruction_of,
+            resets=self.config.resets if resets is None else resets,
         )
+        self.instruction = tell(config, self.domain, self._own_goal)
+        self.config = config
         self._running = False
-        with _NumpyGlobalSeed(self.config.seed):
-            self._place()
+        self._draws.reset(self._place, config.seed, config.resets)
         # robosuite's soft reset keeps the gripper's ramp from the last episode.
         for robot in env.robots:
             robot.gripper.current_action = np.zeros(robot.gripper.dof)
@@ -366,17 +378,3 @@ class LiberoEnv:
                 runtime.INSTALL_MUJOCO,
             )
         _logger.debug("settled: %s moved most, %.4f m", name, moved[name])
-
-
-class _NumpyGlobalSeed:
-    """Seed NumPy's global generator for a block, and give the caller's state back afterwards."""
-
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
-
-    def __enter__(self) -> None:
-        self._state = np.random.get_state()
-        np.random.seed(self._seed)
-
-    def __exit__(self, *_: object) -> None:
-        np.random.set_state(self._state)

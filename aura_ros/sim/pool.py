@@ -19,10 +19,10 @@ def environment(config: EpisodeConfig) -> LiberoEnv:
     os.environ.setdefault("MUJOCO_GL", "osmesa")
     # A software renderer that starts threads of its own is slower where every core has a process.
     os.environ.setdefault("LP_NUM_THREADS", "1")
-    wanted = dataclasses.replace(config, init_state=0, displaced=0, seed=0)
+    wanted = dataclasses.replace(config, init_state=0, displaced=0, seed=0, instruction_of=-1, resets=0)
     if wanted not in _kept:
         for env in _kept.values():
             env.close()
         _kept.clear()
-        _kept[wanted] = LiberoEnv(config)
+        _kept[wanted] = LiberoEnv(wanted)
     return _kept[wanted]

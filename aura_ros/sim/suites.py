@@ -45,6 +45,8 @@ class EpisodeConfig:
     init_state: which of the task's 50 official initial states.
     seed: of the fixture poses, which the initial state does not hold (see `LiberoEnv.reset`).
     displaced: 0 is the official state; k > 0 its k-th arrangement with displaced objects (see `aura_ros.sim.displaced`).
+    instruction_of: the task of libero_object whose instruction is given and whose object counts; -1: its own.
+    resets: how many came before this one since the generator of the fixture poses was seeded (see `LiberoEnv.reset`).
     max_steps: control steps after settling; None takes the suite's limit.
     settle_steps: control steps without motion, gripper open, before the first observation.
     image_size: height and width of both cameras, pixels.
@@ -64,6 +66,8 @@ class EpisodeConfig:
     image_size: int = 256
     action_limit: float = 1.5
     displaced: int = 0
+    instruction_of: int = -1
+    resets: int = 0
 
     def __post_init__(self) -> None:
         if self.suite not in SUITES:
@@ -78,6 +82,10 @@ class EpisodeConfig:
         _check_range("settle_steps", self.settle_steps, 0, 1000)
         _check_range("image_size", self.image_size, 16, 1024, " pixels")
         _check_range("displaced", self.displaced, 0, MAX_SEED)
+        _check_range("resets", self.resets, 0, 10_000)
+        _check_range("instruction_of", self.instruction_of, -1, SUITES[self.suite].tasks - 1, in_suite)
+        if self.instruction_of >= 0 and self.suite != "libero_object":
+            raise UserError(f"instruction_of is for libero_object, not for {self.suite}; leave it out")
         limit = self.action_limit
         if isinstance(limit, bool) or not isinstance(limit, int | float) or not 0 < limit <= 100:
             raise UserError(

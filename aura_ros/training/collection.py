@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,7 +43,10 @@ RENDER_EVERY, LABEL_EVERY = 3, 4
 
 @dataclass(frozen=True)
 class CollectJob:
-    """One demonstration. policy: checkpoint of the backbone that drives; "": the expert does."""
+    """One demonstration. policy: checkpoint of the backbone that drives; "": the expert does.
+
+    instruction_of: the task whose instruction is given, -1: its own.
+    """
 
     folder: str
     suite: str
@@ -52,13 +56,15 @@ class CollectJob:
     image_size: int = 128
     seed: int = 0
     policy: str = ""
+    instruction_of: int = -1
 
     @property
     def key(self) -> str:
         """Unique in a folder."""
         driver = "policy" if self.policy else "expert"
         split = "displaced" if self.displaced else "official"
-        return f"{self.suite}-t{self.task}-{split}-{driver}-s{self.seed}-n{self.number}"
+        told = "" if self.instruction_of < 0 else f"-told{self.instruction_of}"
+        return f"{self.suite}-t{self.task}{told}-{split}-{driver}-s{self.seed}-n{self.number}"
 
     @property
     def episode(self) -> EpisodeConfig:
@@ -69,6 +75,7 @@ class CollectJob:
             init_state=self.number % TRAINED_STATES,
             seed=self.seed * 100_000 + self.number,
             displaced=self.number + 1 if self.displaced else 0,
+            instruction_of=self.instruction_of,
             image_size=self.image_size,
         )
 
@@ -95,18 +102,18 @@ def collect(job: CollectJob) -> dict[str, Any]:
 
     config = job.episode
     env = environment(config)
-    line = {
+    line: dict[str, Any] = {
         "key": job.key,
         "id": job.key,
-        **{n: getattr(job, n) for n in ("suite", "task", "seed", "policy")},
-        "instruction": env.instruction,
+        **{n: getattr(job, n) for n in ("suite", "task", "seed", "policy", "instruction_of")},
         "task_name": env.task_name,
         "init_state": config.init_state,
         "fixture_seed": config.seed,
         "displaced": config.displaced,
     }
     try:
-        env.reset(config.init_state, config.seed, config.displaced)
+        env.reset(config.init_state, config.seed, config.displaced, config.instruction_of)
+        line["instruction"] = env.instruction
     except RuntimeError as error:
         return {**line, "success": False, "steps": 0, "frames": 0, "problem": str(error)}
     recording = Recording(env.instruction, JOINT_NAMES, images={camera: {} for camera in CAMERAS})
@@ -246,12 +253,19 @@ def jobs(
     image_size: int,
     seed: int,
     policy: str,
+    others: Sequence[int] = (),
 ) -> list[CollectJob]:
-    """Demonstrations of a task; with split "mixed" every second one is displaced."""
+    """Demonstrations of a task; with split "mixed" every second one is displaced.
+
+    others: tasks whose instructions two of four take in turn, one of them official and one displaced.
+    """
     template = CollectJob(str(folder), suite, task, 0, False, image_size, seed, policy)
     return [
         dataclasses.replace(
-            template, number=number, displaced=split == "displaced" or (split == "mixed" and number % 2 == 1)
+            template,
+            number=number,
+            displaced=split == "displaced" or (split == "mixed" and number % 2 == 1),
+            instruction_of=others[number // 4 % len(others)] if others and number % 4 > 1 else -1,
         )
         for number in numbers
     ]

@@ -9,9 +9,10 @@ import pytest
 from real_libero import needs_libero
 
 from aura_ros import cli
-from aura_ros.bench.evaluation import JUDGED, EvalJob, table, told_item
+from aura_ros.bench.evaluation import JUDGED, EvalJob, table
 from aura_ros.errors import UserError
-from aura_ros.eval_command import FIRST_SEED
+from aura_ros.eval_command import FIRST_SEED, Eval, plan
+from aura_ros.sim.instruction import told_item
 from aura_ros.training.collection import CollectJob
 
 
@@ -43,8 +44,21 @@ def run_eval(monkeypatch, capsys, tmp_path):
         (["c.safetensors", "--tasks", "0", "--split", "both"], "split 'both' is unknown"),
         (["c.safetensors", "--tasks", "0", "--fixture-seeds", "0"], "fixture_seeds 0 is not allowed"),
         (
-            ["c.safetensors", "--tasks", "0", "--suite", "libero_10", "--instruction-of", "2"],
-            "instruction_of is for libero_object",
+            ["c.safetensors", "--tasks", "0", "--suite", "libero_10", "--instructions", "others"],
+            "instructions 'others' is for libero_object",
+        ),
+        (
+            ["c.safetensors", "--tasks", "0", "--instructions", "all"],
+            "instructions 'all' is unknown; choose one of own, others",
+        ),
+        (["c.safetensors", "--tasks", "0", "--protocol", "OFT"], "protocol 'OFT' is unknown"),
+        (
+            ["c.safetensors", "--tasks", "0", "--protocol", "oft", "--split", "displaced"],
+            "protocol 'oft' has official states",
+        ),
+        (
+            ["--tasks", "0", "--backbone", "openvla_oft"],
+            "backbone 'openvla_oft' has no checkpoint of its own",
         ),
     ],
 )
@@ -89,6 +103,27 @@ def test_the_object_of_an_instruction_must_be_in_the_scene():
     assert told_item("pick up the cream cheese and place it in the basket", items) == "cream_cheese_1"
     with pytest.raises(UserError, match="the scene has no 'milk' to fetch, only alphabet_soup_1, basket_1"):
         told_item("pick up the milk and place it in the basket", items)
+
+
+@needs_libero
+def test_oft_s_protocol_seeds_once_a_task_and_takes_the_states_in_order(tmp_path):
+    jobs = plan(Eval(None, "2,4", suite="libero_goal", protocol="oft"))
+    assert len(jobs) == 100
+    assert [(j.task, j.init_state, j.seed, j.resets) for j in jobs[48:52]] == [
+        *((2, 48, 0, 48), (2, 49, 0, 49)),
+        *((4, 0, 0, 0), (4, 1, 0, 1)),
+    ]
+    assert len({j.key for j in jobs}) == 100
+    assert {j.episode.step_limit for j in jobs} == {300}
+
+
+@needs_libero
+def test_others_are_told_only_what_the_scene_has(tmp_path):
+    jobs = plan(Eval(None, "0,2,4,8", instructions="others", states="40"))
+    told = [(j.task, j.episode.instruction_of) for j in jobs]
+    assert told == [(0, 2), (2, 0), (2, 4), (4, 0), (4, 2), (8, 0), (8, 2), (8, 4)]
+    with pytest.raises(UserError, match="no scene of tasks 0,9 has the object of another"):
+        plan(Eval(None, "0,9", instructions="others"))
 
 
 def test_judged_episodes_are_none_that_was_trained_on():
