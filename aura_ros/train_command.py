@@ -40,6 +40,9 @@ class TrainBackbone:
         _text("show grey in place of images, in training and ever after", ""),
     ] = False
     device: Annotated[str, _text("auto, cpu or cuda", "NAME")] = "auto"
+    precision: Annotated[
+        str, _text("float32; bfloat16 is faster where the processor has it: avx512_bf16, amx, GPUs", "NAME")
+    ] = "float32"
     threads: Annotated[int, _text("of the CPU; 0: one for each core", "INT")] = 0
     dagger: Annotated[
         int, _text("rounds in which the policy drives and the expert corrects it; needs LIBERO", "INT")
@@ -115,7 +118,12 @@ def _train(command: TrainBackbone) -> int:
     from aura_ros.training.demonstrations import DemoFolder
 
     config = BackboneTrainConfig(
-        steps=command.steps, batch=command.batch, lr=command.lr, seed=command.seed, blind=command.blind
+        steps=command.steps,
+        batch=command.batch,
+        lr=command.lr,
+        seed=command.seed,
+        blind=command.blind,
+        precision=command.precision,
     )
     device = command.device
     if device == "auto":

@@ -13,6 +13,7 @@ from real_libero import needs_libero
 
 from aura_ros import cli
 from aura_ros.backbones.openvla_oft.api import OpenVlaOft
+from aura_ros.backbones.openvla_oft.attention import attend
 from aura_ros.backbones.openvla_oft.config import COMPACT, EMBEDDED, ImageConfig, OftConfig, TowerConfig
 from aura_ros.backbones.openvla_oft.processing import centre_crop, normalise_pixels
 from aura_ros.backbones.openvla_oft.tokenizer import WordsTokenizer, prompt_ids
@@ -84,6 +85,32 @@ def test_it_learns_what_pictures_and_words_say_together(data, tmp_path):
     blind.train()
     # Half the answers cannot be known without eyes.
     assert blind.best_loss > 2 * trainer.best_loss
+
+
+def test_half_the_precision_leads_to_the_same_weights_but_for_rounding(data):
+    config = dataclasses.replace(SHORT, steps=20)
+    whole = BackboneTrainer(data, config, network=SMALL)
+    half = BackboneTrainer(data, dataclasses.replace(config, precision="bfloat16"), network=SMALL)
+    for trainer in (whole, half):
+        trainer.train()
+        assert {p.dtype for p in trainer.model.parameters()} == {torch.float32}
+    assert half.best_loss == pytest.approx(whole.best_loss, rel=0.02)
+    assert half.best_loss != whole.best_loss
+    with pytest.raises(UserError, match="precision 'float16' is not allowed|precision"):
+        dataclasses.replace(config, precision="float16")
+
+
+@pytest.mark.parametrize("mask", [None, "added", "chosen"])
+def test_attention_under_autocast_is_that_of_float32(mask):
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 2, 4, 9, 16, dtype=torch.bfloat16)
+    given = {"added": torch.randn(2, 1, 9, 9).bfloat16(), "chosen": torch.rand(2, 1, 9, 9) > 0.3}.get(mask)
+    exact = given.float() if mask == "added" else given
+    plain = attend(q.float(), k.float(), v.float(), mask=exact)
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed = attend(q, k, v, mask=given)
+    assert mixed.dtype == torch.bfloat16
+    assert torch.equal(mixed, plain.bfloat16())
 
 
 def test_what_is_saved_serves_what_was_trained(data, tmp_path):

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, nn
-from torch.nn import functional
 from transformers import AttentionInterface
 from transformers.models.llama.configuration_llama import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaModel, LlamaRotaryEmbedding
 
+from aura_ros.backbones.openvla_oft.attention import attend
 from aura_ros.backbones.openvla_oft.config import LanguageConfig
 from aura_ros.errors import UserError
 
@@ -33,7 +33,7 @@ def bidirectional_attention(
     Stock `sdpa` cannot be used for that, for it takes a missing mask as causal.
     """
     mask = None if attention_mask.numel() == 1 else attention_mask
-    mixed = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
+    mixed = attend(query, key, value, mask=mask, scale=scaling)
     return mixed.transpose(1, 2).contiguous(), None
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from aura_ros.backbones.openvla_oft.attention import attend
 from aura_ros.backbones.openvla_oft.config import OftConfig, TowerConfig
 
 NORM_EPS = 1e-6
@@ -31,7 +32,7 @@ class Attention(nn.Module):
         batch, rows, width = x.shape
         qkv = self.qkv(x).reshape(batch, rows, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
         q, k, v = qkv.unbind(0)
-        mixed = functional.scaled_dot_product_attention(q, k, v)
+        mixed = attend(q, k, v)
         return self.proj(mixed.transpose(1, 2).reshape(batch, rows, width))
 
 
