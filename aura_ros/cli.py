@@ -26,6 +26,7 @@ from aura_ros.endless_command import Endless, run_endless
 from aura_ros.errors import UserError
 from aura_ros.eval_command import Eval, run_eval
 from aura_ros.expert_command import Expert, run_expert_command
+from aura_ros.index_command import Index, run_index
 from aura_ros.nodes.options import POLICY_OPTIONS, SIM_OPTIONS, read_options
 from aura_ros.nodes.policy_config import PolicyNodeConfig
 from aura_ros.nodes.sim_config import SimNodeConfig
@@ -188,6 +189,7 @@ COMMANDS: dict[str, Any] = {
     "endless": Endless,
     "expert": Expert,
     "collect": Collect,
+    "index": Index,
     "eval": Eval,
     "train": _group("Train", "Train what a policy is made of.", GROUPS["train"]),
 }
@@ -262,6 +264,7 @@ RUNNERS: dict[type, Callable[[Any], int]] = {
     Endless: run_endless,
     Expert: run_expert_command,
     Collect: run_collect,
+    Index: run_index,
     Eval: run_eval,
     TrainBackbone: run_train_backbone,
     Doctor: run_doctor,

@@ -64,7 +64,7 @@ def run_train_backbone(command: TrainBackbone) -> int:
     check(command)
     if command.dagger == 0:
         return _train(command)
-    tasks = _tasks(command.demos)
+    tasks, mixed = _tasks(command.demos)
     names = [command.out.with_suffix(f".round{number}.safetensors") for number in range(command.dagger)]
     demos = list(command.demos)
     round_of = dataclasses.replace(command, json=None)
@@ -78,6 +78,7 @@ def run_train_backbone(command: TrainBackbone) -> int:
                     tasks=",".join(map(str, which)),
                     suite=suite,
                     episodes=command.dagger_episodes,
+                    instructions="mixed" if mixed and suite == "libero_object" else "own",
                     policy=policy,
                     seed=command.seed + number,
                     jobs=command.jobs,
@@ -91,11 +92,15 @@ def run_train_backbone(command: TrainBackbone) -> int:
     return 0
 
 
-def _tasks(folders: list[Path]) -> dict[str, list[int]]:
-    """Suite -> tasks of some folders. Raises UserError for demonstrations of no LIBERO task."""
+def _tasks(folders: list[Path]) -> tuple[dict[str, list[int]], bool]:
+    """Suite -> tasks of some folders, and whether a scene had another task's instruction.
+
+    Raises UserError for demonstrations of no LIBERO task.
+    """
     from aura_ros.training.demonstrations import DemoFolder
 
     tasks: dict[str, set[int]] = {}
+    mixed = False
     for folder in folders:
         for episode in DemoFolder(folder).episodes():
             if "suite" not in episode or "task" not in episode:
@@ -104,7 +109,8 @@ def _tasks(folders: list[Path]) -> dict[str, list[int]]:
                     "the expert can drive: leave --dagger out"
                 )
             tasks.setdefault(str(episode["suite"]), set()).add(int(episode["task"]))
-    return {suite: sorted(which) for suite, which in tasks.items()}
+            mixed = mixed or int(episode.get("instruction_of", -1)) >= 0
+    return {suite: sorted(which) for suite, which in tasks.items()}, mixed
 
 
 def _train(command: TrainBackbone) -> int:
