@@ -16,6 +16,7 @@ from aura_ros.sim.suites import EpisodeConfig
 
 if TYPE_CHECKING:
     from aura_ros.policy import Policy
+    from aura_ros.sim.libero import LiberoEnv
 
 # Of arrangements that are judged; those that are trained on count from 1.
 JUDGED = 1_000_000
@@ -117,6 +118,7 @@ def evaluate(job: EvalJob) -> Result:
         **dataclasses.asdict(job),
         "instruction": env.instruction,
         "success": success,
+        "wrong": "" if success else _wrong_object(env),
         "steps": env.step_count,
         "queries": len(taken),
         # The first query of a process warms up.
@@ -124,11 +126,35 @@ def evaluate(job: EvalJob) -> Result:
     }
 
 
-HEADER = ("arm", "task", "split", "success", "rate", "95 % interval", "steps, median", "ms a query")
+def _wrong_object(env: LiberoEnv) -> str:
+    """An object that lies where the wanted one should be, if there is one; only for tasks that want one put somewhere."""
+    domain = env.domain
+    goals = domain.parsed_problem["goal_state"]
+    if len(goals) != 1 or len(goals[0]) != 3 or goals[0][0] not in ("in", "on"):
+        return ""
+    predicate, item, place = goals[0]
+    others = [name for name in domain.objects_dict if name != item and not place.startswith(name)]
+    return next((name for name in others if domain._eval_predicate([predicate, name, place])), "")
+
+
+HEADER = (
+    "arm",
+    "task",
+    "split",
+    "success",
+    "rate",
+    "95 % interval",
+    "wrong object",
+    "steps, median",
+    "ms a query",
+)
 
 
 def table(results: Sequence[Result]) -> list[tuple[str, ...]]:
-    """A row for each arm, split and task, and one of all tasks: success k/n, Wilson's 95 % interval, steps of successes."""
+    """A row for each arm, split and task, and one of all tasks.
+
+    Success k/n, Wilson's 95 % interval, failures that put another object into the place, steps of successes.
+    """
     groups: dict[tuple[str, str, str], list[Result]] = defaultdict(list)
     for result in results:
         split = "displaced" if result["displaced"] else "official"
@@ -144,6 +170,7 @@ def table(results: Sequence[Result]) -> list[tuple[str, ...]]:
                 *(arm, task.removeprefix("~ "), split, f"{len(good)}/{len(found)}"),
                 f"{100 * len(good) / len(found):.0f} %",
                 f"{100 * low:.0f}-{100 * high:.0f} %",
+                f"{sum(bool(r['wrong']) for r in found)}",
                 f"{np.median(good):.0f}" if good else "-",
                 f"{np.median([r['ms_per_query'] for r in found]):.1f}",
             )

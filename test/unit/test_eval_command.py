@@ -76,6 +76,7 @@ def result(arm, task, success, displaced=False, told=-1):
         "displaced": displaced,
         "instruction_of": told,
         "success": success,
+        "wrong": "" if success else "milk_1",
         "steps": 120,
         "ms_per_query": 20.0,
     }
@@ -95,7 +96,7 @@ def test_the_table_pools_an_arm_and_splits_are_rows_of_their_own():
         ("policy", "libero_object 2", "official", "9/10", "90 %"),
         ("policy", "all", "official", "18/20", "90 %"),
     ]
-    assert rows[-1][5] == "70-97 %"
+    assert rows[-1][5:7] == ("70-97 %", "2")
 
 
 def test_the_object_of_an_instruction_must_be_in_the_scene():
