@@ -3,7 +3,7 @@ VENV ?= .venv
 PYTHON ?= python3
 PY := $(VENV)/bin/python
 EXTRAS := libero test train
-SOURCES := $(shell find aura_ros msg srv action launch config resource -type f -not -name '*.pyc')
+SOURCES := $(shell find aura_ros msg srv action launch config checkpoints resource -type f -not -name '*.pyc')
 export MUJOCO_GL ?= osmesa
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
@@ -11,14 +11,14 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo         one real LIBERO episode through ROS 2; leaves a bag under runs/"
+	@echo "make demo         one real LIBERO task, solved through ROS 2; leaves a bag and two frames under runs/"
 	@echo "make test         the test suite (about 10 minutes on 2 cores)"
 	@echo "make test-all     the same with the slow tests; installs Ray for them"
 	@echo "make test-launch LAUNCH_SRC=DIR   launch tests against the launch sources in DIR"
 	@echo "make lint         ruff and mypy"
 
 demo: install
-	$(VENV)/bin/aura sim --suite libero_10 --task 0
+	$(VENV)/bin/aura sim --suite libero_object --task 4 --init-state 40
 
 test: install
 	$(PY) -m pytest -m "not slow"

@@ -17,7 +17,8 @@ from setuptools.command.build_py import build_py
 
 SOURCE = Path(__file__).resolve().parent
 CMAKE_SOURCES = (
-    "CMakeLists.txt", "package.xml", "msg", "srv", "action", "aura_ros", "launch", "config", "resource",
+    "CMakeLists.txt", "package.xml", "msg", "srv", "action", "aura_ros", "launch", "config",
+    "checkpoints", "resource",
 )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +15,8 @@ from aura_ros.sim.suites import SUITES
 from aura_ros.states import numbers
 
 SPLITS = ("mixed", "official", "displaced")
+# An episode's fixture seed is 100,000 times this and its number; those from 4,000,000,000 on are for judging.
+MAX_SEED = 39_000
 INSTRUCTIONS = ("own", "mixed")
 # Where the expert fails, further episodes are tried, but not for ever.
 MOST_TRIES = 3
@@ -48,6 +51,7 @@ class Collect:
 
 def run_collect(command: Collect) -> int:
     """Run `aura collect`; returns the exit status. Raises UserError for what was given wrong."""
+    from aura_ros.backbones.openvla_oft.checkpoint import read_head
     from aura_ros.bench.parallel import Lines, run_jobs
     from aura_ros.bench.recall.clock import progress
     from aura_ros.sim.instruction import tellable
@@ -60,13 +64,18 @@ def run_collect(command: Collect) -> int:
     mixed = command.instructions == "mixed"
     others = {task: tellable(command.suite, task, tasks) if mixed else [] for task in tasks}
     policy = "" if command.policy is None else str(command.policy.resolve())
+    policy_hash = str(read_head(policy).recorded_sha256) if policy else ""
     kept: dict[int, int] = dict.fromkeys(tasks, 0)
     tried: dict[int, int] = dict.fromkeys(tasks, 0)
     failed: list[str] = []
+    run: list[str] = []
+    begun = time.monotonic()
     with progress("collecting", len(tasks) * command.episodes) as shown:
         lines = Lines(folder.folder / LINES, shown.say)
+        folder.forget_lost(lines.results)
 
         def report(_: int, line: dict[str, Any]) -> None:
+            run.append(line["key"])
             said = "kept" if line["frames"] else f"dropped ({line.get('problem', 'no success')})"
             now = sum(kept.values()) + sum(1 for done in lines.results.values() if done["key"] in running)
             shown.item(now, f"{line['key']}: {line['steps']} steps, {said}")
@@ -86,6 +95,7 @@ def run_collect(command: Collect) -> int:
                     image_size=command.image_size,
                     seed=command.seed,
                     policy=policy,
+                    policy_hash=policy_hash,
                     others=others[task],
                 )
             if not batch:
@@ -101,7 +111,12 @@ def run_collect(command: Collect) -> int:
     for task in tasks:
         sys.stdout.write(f"task {task}: {kept[task]} demonstrations of {tried[task]} episodes\n")
     if failed:
-        sys.stdout.write(f"without success: {', '.join(failed)}\n")
+        # A policy's failures are what it is corrected for, and many.
+        which = f"{len(failed)} episodes" if policy else ", ".join(failed)
+        sys.stdout.write(f"without success: {which}\n")
+    if run:
+        seconds = time.monotonic() - begun
+        sys.stdout.write(f"{len(run)} episodes in {seconds / 60:.1f} min, {len(run) / seconds:.2f}/s\n")
     short = [task for task in tasks if kept[task] < command.episodes]
     if short:
         raise UserError(
@@ -125,7 +140,7 @@ def check(command: Collect) -> list[int]:
         )
     if command.instructions == "mixed" and command.suite != "libero_object":
         raise UserError(f"instructions 'mixed' is for libero_object, not for {command.suite}; leave it out")
-    for name, low, high in (("episodes", 1, 100_000), ("jobs", 0, 1024), ("seed", 0, 40_000)):
+    for name, low, high in (("episodes", 1, 30_000), ("jobs", 0, 1024), ("seed", 0, MAX_SEED)):
         value = getattr(command, name)
         if not low <= value <= high:
             raise UserError(f"{name} {value} is not allowed; it must be from {low} to {high}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -78,16 +79,14 @@ def run_eval(command: Eval) -> int:
     jobs = plan(command)
     with progress("evaluating", len(jobs)) as shown:
         lines = Lines(command.out, shown.say) if command.out else None
+        if lines:
+            check_lines(command.out, lines.results, jobs)
 
         def report(done: int, result: dict[str, Any]) -> None:
             said = "success" if result["success"] else "no success"
             shown.item(done, f"{result['key']}: {said}, {result['steps']} steps")
 
         found = run_jobs(evaluate, jobs, workers=command.jobs, lines=lines, report=report, warn=shown.say)
-    other = {job.key: job.checkpoint for job in jobs}
-    strange = [r["key"] for r in found if r["checkpoint"] != other[r["key"]]]
-    if strange:
-        raise UserError(f"'{command.out}' has {strange[0]} of another checkpoint; give another --out")
     rows = [HEADER, ("---",) * len(HEADER), *table(found)]
     sys.stdout.write("\n".join(line(row) for row in rows) + "\n")
     if command.protocol == "oft" and command.suite in PUBLISHED:
@@ -97,7 +96,21 @@ def run_eval(command: Eval) -> int:
         )
     if command.json is not None:
         write_json(command.json, found)
-    return 0
+    void = [result for result in found if result["problem"]]
+    if void:
+        sys.stderr.write(
+            f"{len(void)} episodes are void and not counted: {void[0]['key']}: {void[0]['problem']}\n"
+        )
+    return 0 if len(void) < len(found) else 1
+
+
+def check_lines(path: Path | None, results: Mapping[str, Any], jobs: Sequence[EvalJob]) -> None:
+    """Raise UserError where results that are there are of another policy or other images than what is asked for."""
+    for job in jobs:
+        line = results.get(job.key)
+        wanted = {"identity": job.identity, "image_size": job.image_size}
+        if line is not None and any(line.get(name) != value for name, value in wanted.items()):
+            raise UserError(f"'{path}' has {job.key} of another checkpoint or image size; give another --out")
 
 
 def plan(command: Eval) -> list[EvalJob]:
@@ -108,8 +121,10 @@ def plan(command: Eval) -> list[EvalJob]:
     tasks, states = check(command)
     oft = command.protocol == "oft"
     chosen = {"policy": command.checkpoint} | ({"blind": command.blind} if command.blind else {})
-    # Resolved, for the lines of --out name it.
-    arms = {a: str(p.resolve() if p.exists() else p) if p else "" for a, p in chosen.items()}
+    arms = {
+        arm: str(path.resolve() if path.exists() else path) if path else "" for arm, path in chosen.items()
+    }
+    identities = {arm: identity(command.backbone, path) for arm, path in arms.items()}
     template = EvalJob(
         "",
         command.suite,
@@ -133,6 +148,7 @@ def plan(command: Eval) -> list[EvalJob]:
             template,
             checkpoint=checkpoint,
             arm=arm,
+            identity=identities[arm],
             task=task,
             instruction_of=other,
             init_state=state,
@@ -145,6 +161,16 @@ def plan(command: Eval) -> list[EvalJob]:
         for state in states
         for seed in range(command.fixture_seeds)
     ]
+
+
+def identity(backbone: str, checkpoint: str) -> str:
+    """A file's recorded hash, else the folder or hub name. Raises UserError for a file that cannot be used."""
+    if backbone != "compact" and not Path(checkpoint).is_file():
+        return checkpoint
+    from aura_ros.backbones.openvla_oft.checkpoint import read_head
+    from aura_ros.backbones.registry import shipped_checkpoint
+
+    return str(read_head(checkpoint or shipped_checkpoint()).recorded_sha256)
 
 
 def check(command: Eval) -> tuple[list[int], list[int]]:

@@ -59,18 +59,13 @@ def run_index(command: Index) -> int:
     folder.prepare(head(0))
     with progress("indexing", len(jobs)) as shown:
         lines = Lines(folder.folder / LINES, shown.say)
+        folder.forget_lost(lines.results)
 
         def report(done: int, line: dict[str, Any]) -> None:
             shown.item(done, f"{line['bag']}: {line['frames']} samples")
 
         found = run_jobs(index, jobs, workers=command.jobs, lines=lines, report=report, warn=shown.say)
-    empty = [line["bag"] for line in found if not line["frames"]]
     sys.stdout.write(
-        f"{command.out}: {len(found) - len(empty)} demonstrations, {sum(line['frames'] for line in found):,} samples\n"
+        f"{command.out}: {len(found)} demonstrations, {sum(line['frames'] for line in found):,} samples\n"
     )
-    if empty:
-        raise UserError(
-            f"bag '{empty[0]}' and {len(empty) - 1} more have no observation with an action for each of its next eight "
-            "periods; record actions at the control period"
-        )
     return 0

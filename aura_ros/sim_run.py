@@ -109,7 +109,7 @@ def run_sim(
                 config=config_file,
                 logs=(run_directory / "logs").resolve(),
                 parameters={
-                    "libero_sim": sim,
+                    "libero_sim": {**sim, "frames": str(run_directory.resolve())},
                     "policy_node": {
                         **{k.replace("__", "."): v for k, v in policy.items()},
                         "wait_for_recorder": "gate_recorder",
@@ -131,10 +131,10 @@ def run_sim(
             )
             with _Display(console, sim_config) as display:
                 outcome = Supervisor(plan, display.update, interrupted).run()
-        return _conclude(outcome, bag, json_path, console)
+        return _conclude(outcome, bag, run_directory, json_path, console)
 
 
-def _conclude(outcome: Any, bag: Path, json_path: Path | None, console: Console) -> int:
+def _conclude(outcome: Any, bag: Path, pictures: Path, json_path: Path | None, console: Console) -> int:
     """Say what went wrong, print and write the summary; returns the exit status."""
     unfinished = incomplete(bag)
     code, problem = outcome.code, outcome.problem
@@ -157,6 +157,9 @@ def _conclude(outcome: Any, bag: Path, json_path: Path | None, console: Console)
     if not bag.is_dir():
         return code
     summary = summarize(bag, outcome.seen)
+    summary["frames"] = [
+        str(path) for path in (pictures / "first.png", pictures / "last.png") if path.exists()
+    ]
     if json_path is not None:
         json_path = json_path.resolve()  # a link stays one
         temporary = json_path.with_name(f".{json_path.name}.tmp")
@@ -233,6 +236,7 @@ def describe(summary: dict[str, Any], seen: Any, interrupted: bool) -> str:
         f"state           {summary['state_bytes_first']} bytes at the first step, {summary['state_bytes_last']} at the last",
         f"latency         p50 {latency['p50']:.1f} ms, p95 {latency['p95']:.1f} ms, p99 {latency['p99']:.1f} ms a query",
         f"bag             {summary['bag']}",
+        f"frames          {', '.join(summary['frames']) or 'none'}",
     ]
     if interrupted:
         lines.insert(0, "interrupted; what follows is the episode up to then")

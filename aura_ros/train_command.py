@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
-from aura_ros.collect_command import Collect, run_collect
+from aura_ros.collect_command import MAX_SEED, Collect, run_collect
 from aura_ros.errors import UserError
 from aura_ros.files import write_json
 from aura_ros.preflight import check_json
@@ -71,6 +72,8 @@ def run_train_backbone(command: TrainBackbone) -> int:
     _train(dataclasses.replace(round_of, out=names[0]))
     for number, policy in enumerate(names, start=1):
         folder = command.out.with_suffix(f".dagger{number}")
+        if command.fresh:
+            shutil.rmtree(folder, ignore_errors=True)
         for suite, which in tasks.items():
             run_collect(
                 Collect(
@@ -141,7 +144,6 @@ def _train(command: TrainBackbone) -> int:
     trainer = BackboneTrainer(data, config, init=command.init, device=device)
     if state.exists() and not command.fresh:
         trainer.load_state(state)
-    course: list[dict[str, Any]] = []
     with progress("training", config.steps) as shown:
         shown.say(
             f"{data.episodes} demonstrations, {len(data.samples):,} samples, {len(data.instructions)} instructions; "
@@ -151,14 +153,13 @@ def _train(command: TrainBackbone) -> int:
         def report(done: TrainStep) -> None:
             shown.step(done.step, f"L1 {done.loss:.4f}")
             if done.validation is not None:
-                course.append(dataclasses.asdict(done))
                 shown.say(
                     f"step {done.step:,}: L1 {done.loss:.4f}, on held out episodes {done.validation:.4f}"
                 )
 
         fit(trainer, state, out, report)
     if command.json is not None:
-        write_json(command.json, {"config": dataclasses.asdict(config), "course": course})
+        write_json(command.json, {"config": dataclasses.asdict(config), "course": trainer.course})
     sys.stdout.write(
         f"{out}: {out.stat().st_size / 1e6:.1f} MB, best held out L1 {trainer.best_loss:.4f}; "
         f"{state} may be deleted\n"
@@ -168,6 +169,8 @@ def _train(command: TrainBackbone) -> int:
 
 def check(command: TrainBackbone) -> None:
     """Raise UserError for anything out of range, before anything slow is done."""
+    if not command.demos:
+        raise UserError("demos names no folder; give those of `aura collect` or `aura index`")
     out = command.out
     if out.suffix != ".safetensors" or not out.parent.is_dir():
         raise UserError(f"out '{out}' is not allowed; give a .safetensors file in a folder that exists")
@@ -183,6 +186,10 @@ def check(command: TrainBackbone) -> None:
         value = getattr(command, name)
         if not low <= value <= high:
             raise UserError(f"{name} {value} is not allowed; it must be from {low} to {high}")
+    if not 0 <= command.seed + command.dagger <= MAX_SEED:
+        raise UserError(
+            f"seed {command.seed} is not allowed; it must be from 0 to {MAX_SEED - command.dagger}"
+        )
     if command.init is not None and not command.init.is_file():
         raise UserError(f"init '{command.init}' is no file; give a checkpoint of `aura train backbone`")
     if command.json is not None:

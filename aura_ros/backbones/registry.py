@@ -11,11 +11,14 @@ from typing import Any
 from aura_ros.backbones.base import Backbone
 from aura_ros.backbones.openvla_oft.layout import FolderOptions
 from aura_ros.errors import UserError
+from aura_ros.share import share_directory
 
 BACKBONES = ("compact", "openvla_oft")
 # auto: bfloat16 for OpenVLA-OFT, as it was trained, float32 for the compact model.
 DTYPES = ("auto", "float32", "bfloat16")
 ACCELERATIONS = ("none", "compile", "cuda-graph")
+# In place of a checkpoint: seeded random weights of the compact network.
+RANDOM = "random"
 NO_CHECKPOINT = (
     "backbone 'openvla_oft' has no checkpoint; give a published checkpoint's folder, a downloaded hub snapshot "
     "(owner/name@revision) or a .safetensors file of OpenVlaOft.save"
@@ -36,11 +39,11 @@ def load_backbone(
     """Load the backbone `name` (one of `BACKBONES`) and freeze it.
 
     checkpoint: a `.safetensors` file saved by `OpenVlaOft.save`; for `openvla_oft` also a published checkpoint's
-      folder or a downloaded hub snapshot, "owner/name[@revision]". Without one, `compact` gets seeded random
-      weights (`info.trained` is False) and `openvla_oft` is refused.
+      folder or a downloaded hub snapshot, "owner/name[@revision]". Without one, `compact` is what the package ships
+      and `openvla_oft` is refused. "random": seeded random weights (compact only; `info.trained` is False).
     device: "cpu", "cuda" or "cuda:<n>". dtype: of the parameters, one of `DTYPES`.
     unnorm_key: the entry of the checkpoint's dataset statistics; needed only if there are several.
-    seed: of the random weights; not used with a checkpoint. options: what a folder does not say about itself.
+    seed: of random weights. options: what a folder does not say about itself.
     accelerate: one of `ACCELERATIONS`; not "none" makes the first query of a new length of prompt slow.
     Raises `UserError` for an unknown name, device, dtype or key and for a file that cannot be used.
     """
@@ -50,10 +53,11 @@ def load_backbone(
         from aura_ros.backbones.openvla_oft.api import OpenVlaOft
     if dtype == "auto":
         dtype = "bfloat16" if name == "openvla_oft" else "float32"
-    if checkpoint is None:
+    if str(checkpoint) == RANDOM:
         return OpenVlaOft.random_compact(
             seed=seed, device=device, dtype=dtype, unnorm_key=unnorm_key, accelerate=accelerate
         )
+    checkpoint = checkpoint or shipped_checkpoint()
     if name == "compact" or Path(checkpoint).is_file():
         return OpenVlaOft.from_file(
             checkpoint,
@@ -77,12 +81,13 @@ def check_checkpoint(
 ) -> None:
     """Raise `UserError` for what `load_backbone` would refuse, as far as it shows without reading a weight.
 
-    A second or two, mostly for importing torch; nothing without a checkpoint.
+    A second or two, mostly for importing torch.
     """
     _check_names(name, checkpoint)
     _check_options(name, checkpoint, options)
-    if checkpoint is None:
+    if str(checkpoint) == RANDOM:
         return
+    checkpoint = checkpoint or shipped_checkpoint()
     with _requirements(name):
         from aura_ros.backbones.openvla_oft.checkpoint import read_head
         from aura_ros.backbones.openvla_oft.folder import find_folder, read_folder
@@ -103,12 +108,22 @@ def check_checkpoint(
     )
 
 
+def shipped_checkpoint() -> Path:
+    """The compact policy that the package carries; its model card lies beside it. Raises UserError if it is missing."""
+    path = share_directory() / "checkpoints" / "compact.safetensors"
+    if not path.is_file():
+        raise UserError(
+            f"the shipped policy '{path}' is missing; install the package again, or give a checkpoint"
+        )
+    return path
+
+
 def _check_names(name: str, checkpoint: str | Path | None, dtype: str = "auto") -> None:
     if name not in BACKBONES:
         raise UserError(f"backbone '{name}' is unknown; choose one of: {', '.join(BACKBONES)}")
     if dtype not in DTYPES:
         raise UserError(f"dtype '{dtype}' is not supported; choose one of: {', '.join(DTYPES)}")
-    if name == "openvla_oft" and checkpoint is None:
+    if name == "openvla_oft" and str(checkpoint or RANDOM) == RANDOM:
         raise UserError(NO_CHECKPOINT)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from aura_ros.bench.parallel import Result
-from aura_ros.sim.suites import EpisodeConfig
+from aura_ros.sim.suites import EpisodeConfig, EpisodeVoidError
 
 if TYPE_CHECKING:
     from aura_ros.policy import Policy
@@ -27,7 +27,10 @@ PUBLISHED = {"libero_spatial": 0.976, "libero_object": 0.984, "libero_goal": 0.9
 
 @dataclass(frozen=True)
 class EvalJob:
-    """One episode; fields as in `EpisodeConfig`, but `displaced` only says whether."""
+    """One episode; fields as in `EpisodeConfig`, but `displaced` only says whether.
+
+    checkpoint: "" is the one that is shipped. identity: what its results are kept under, whatever the file is called.
+    """
 
     checkpoint: str
     suite: str
@@ -41,6 +44,7 @@ class EvalJob:
     backbone: str = "compact"
     device: str = "cpu"
     arm: str = "policy"
+    identity: str = ""
 
     @property
     def key(self) -> str:
@@ -83,7 +87,19 @@ def _policy(job: EvalJob) -> Policy:
 
 
 def evaluate(job: EvalJob) -> Result:
-    """Run one episode; what a worker does."""
+    """Run one episode; what a worker does. What is no fault of the policy's is a `problem`, and no failure."""
+    line: Result = {
+        "key": job.key,
+        **{name: value for name, value in dataclasses.asdict(job).items() if name != "checkpoint"},
+    }
+    try:
+        return {**line, **_drive(job), "problem": ""}
+    except EpisodeVoidError as error:
+        return {**line, "success": False, "problem": str(error)}
+
+
+def _drive(job: EvalJob) -> Result:
+    """How an episode went."""
     from aura_ros.policy.policy import ActionRejected
     from aura_ros.sim.actions import chunk_row_to_env
     from aura_ros.sim.libero import proprio
@@ -114,8 +130,6 @@ def evaluate(job: EvalJob) -> Result:
             if over:
                 break
     return {
-        "key": job.key,
-        **dataclasses.asdict(job),
         "instruction": env.instruction,
         "success": success,
         "wrong": "" if success else _wrong_object(env),
@@ -153,10 +167,13 @@ HEADER = (
 def table(results: Sequence[Result]) -> list[tuple[str, ...]]:
     """A row for each arm, split and task, and one of all tasks.
 
-    Success k/n, Wilson's 95 % interval, failures that put another object into the place, steps of successes.
+    Of episodes without a `problem`: success k/n, Wilson's 95 % interval, failures that put another object into the place,
+    steps of successes.
     """
     groups: dict[tuple[str, str, str], list[Result]] = defaultdict(list)
     for result in results:
+        if result["problem"]:
+            continue
         split = "displaced" if result["displaced"] else "official"
         told = f", told {result['instruction_of']}" if result["instruction_of"] >= 0 else ""
         groups[result["arm"], f"{result['suite']} {result['task']}{told}", split].append(result)

@@ -7,11 +7,15 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from aura_ros.bench.parallel import Result
-from aura_ros.sim.suites import EpisodeConfig
+from aura_ros.sim.suites import EpisodeConfig, EpisodeVoidError
+
+if TYPE_CHECKING:
+    from aura_ros.sim.libero import LiberoEnv
 
 # Small, for nothing is rendered.
 IMAGE_SIZE = 16
@@ -40,16 +44,22 @@ class ExpertJob:
 
 def run_expert(job: ExpertJob) -> Result:
     """Drive one episode; what a worker does."""
-    from aura_ros.sim.expert import decide
     from aura_ros.sim.pool import environment
-    from aura_ros.sim.scene import SceneReader
 
     env = environment(job.episode)
     result: Result = {"key": job.key, **dataclasses.asdict(job)}
     try:
-        env.reset(job.init_state, job.seed, job.displaced)
-    except RuntimeError as error:
-        return {**result, "success": False, "steps": 0, "failure": f"no arrangement ({error})"}
+        return {**result, **_drive(job, env)}
+    except EpisodeVoidError as error:
+        return {**result, "success": False, "steps": 0, "failure": str(error)}
+
+
+def _drive(job: ExpertJob, env: LiberoEnv) -> Result:
+    """How an episode went."""
+    from aura_ros.sim.expert import decide
+    from aura_ros.sim.scene import SceneReader
+
+    env.reset(job.init_state, job.seed, job.displaced)
     reader = SceneReader(env)
     phases: list[str] = []
     heights: list[float] = []
@@ -64,7 +74,7 @@ def run_expert(job: ExpertJob) -> Result:
         outcome = env.step(decision.action)
         over, success = outcome.done, outcome.success
     failure = "" if success else explain(phases, heights)
-    return {**result, "success": success, "steps": env.step_count, "failure": failure}
+    return {"success": success, "steps": env.step_count, "failure": failure}
 
 
 def explain(phases: list[str], heights: list[float]) -> str:

@@ -111,10 +111,13 @@ class Lines:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             text = self.path.read_bytes() if self.path.exists() else b""
-            # Where a run was killed while it wrote, the next line must not be glued to the rest of that one.
-            self._broken_end = bool(text) and not text.endswith(b"\n")
-            with self.path.open("ab"):
-                pass
+            with self.path.open("ab") as stream:
+                # Where a run was killed while it wrote: that line goes, and its job is done again.
+                whole = text.rfind(b"\n") + 1
+                if whole < len(text):
+                    stream.truncate(whole)
+                    warn(f"'{self.path}' ended in a line cut off; that job is done again")
+                    text = text[:whole]
         except OSError as error:
             raise UserError(
                 f"'{self.path}' cannot be used ({error.strerror}); give a file in a folder you may write"
@@ -128,7 +131,7 @@ class Lines:
 
     def append(self, result: Result) -> None:
         """Add one line. Raises UserError when the disk is full."""
-        text = ("\n" if self._broken_end else "") + json.dumps(result) + "\n"
+        text = json.dumps(result) + "\n"
         try:
             with self.path.open("ab") as stream:
                 stream.write(text.encode())
@@ -138,5 +141,4 @@ class Lines:
             raise UserError(
                 f"'{self.path}' cannot be written ({error.strerror}); make room, then run the same command again to go on"
             ) from error
-        self._broken_end = False
         self.results[result["key"]] = result

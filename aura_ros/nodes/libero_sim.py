@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 from geometry_msgs.msg import PoseStamped
@@ -21,6 +22,7 @@ from aura_ros.nodes.sim_config import INTERRUPTED, SimNodeConfig
 from aura_ros.sim import LiberoEnv, SimObservation, chunk_row_to_env
 from aura_ros.sim.actions import check_env_action
 from aura_ros.sim.libero import CAMERAS
+from aura_ros.sim.pictures import write_picture
 from aura_ros.types import LIBERO_ACTION_SPEC
 from aura_ros.types import ActionChunk as Chunk
 
@@ -139,14 +141,28 @@ class LiberoSim(Node):
 
     def _play(self, env: LiberoEnv) -> None:
         success = False
-        while not success and env.step_count < env.max_steps:
-            chunk = self._ask(env.observe())
-            success = self._execute(env, chunk)
+        observation = env.observe()
+        self._picture("first", observation)
+        try:
+            while not success and env.step_count < env.max_steps:
+                success = self._execute(env, self._ask(observation))
+                observation = env.observe()
+        finally:
+            self._picture("last", observation)
         if env.saturated:
             self.get_logger().warning(
                 f"{env.saturated} of {env.step_count} actions were beyond 1 controller unit and were executed as 1"
             )
         self._finish(success, "success" if success else "max_steps")
+
+    def _picture(self, name: str, observation: SimObservation) -> None:
+        """Keep what the cameras see, where that was asked for; an episode does not end for want of a picture."""
+        if self.config.frames:
+            path = Path(self.config.frames) / f"{name}.png"
+            try:
+                write_picture(path, observation.images)
+            except OSError as error:
+                self.get_logger().warning(f"'{path}' cannot be written ({error.strerror})")
 
     def _begin(self, env: LiberoEnv) -> None:
         msg = self._episode_msg

@@ -9,7 +9,13 @@ from typing import Any
 from aura_ros.config import from_text
 from aura_ros.errors import UserError
 
-SIM_OPTIONS = {n: n for n in ("suite", "task", "init_state", "seed", "max_steps", "image_size", "rate")}
+SIM_OPTIONS = {
+    name: name
+    for name in (
+        *("suite", "task", "init_state", "seed", "displaced", "instruction_of"),
+        *("max_steps", "image_size", "rate"),
+    )
+}
 POLICY_OPTIONS = {
     "backbone": "backbone",
     "checkpoint": "checkpoint",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aura_ros.backbones.openvla_oft.layout import FolderOptions, is_hub_name
-from aura_ros.backbones.registry import ACCELERATIONS, BACKBONES, DTYPES
+from aura_ros.backbones.registry import ACCELERATIONS, BACKBONES, DTYPES, RANDOM
 from aura_ros.config import check_fields, option
 from aura_ros.errors import UserError
 
@@ -33,7 +33,8 @@ class PolicyNodeConfig:
     checkpoint: str = option(
         "",
         "weights of the backbone: a .safetensors file, for openvla_oft also a published checkpoint's folder or a "
-        "downloaded hub snapshot (owner/name@revision); empty: seeded random ones (compact only)",
+        "downloaded hub snapshot (owner/name@revision); empty: the policy that is shipped; random: seeded random ones (both "
+        "compact only)",
     )
     device: str = option("cpu", "where the backbone runs: cpu, cuda or cuda:<n>")
     dtype: str = option(
@@ -209,7 +210,11 @@ class PolicyNodeConfig:
         """Refuse paths that do not exist, before anything heavy is started. Raises UserError."""
         for what, path in (("checkpoint", self.checkpoint), ("memory checkpoint", self.memory__checkpoint)):
             try:
-                found = not path or Path(path).exists() or (what == "checkpoint" and is_hub_name(path))
+                found = (
+                    path in ("", RANDOM)
+                    or Path(path).exists()
+                    or (what == "checkpoint" and is_hub_name(path))
+                )
             except OSError as error:
                 raise UserError(
                     f"{what} '{path}' cannot be looked at ({error.strerror}); give a readable one"

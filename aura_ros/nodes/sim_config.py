@@ -19,11 +19,20 @@ MIN_RATE = 0.1  # below, an episode would take hours without a sign of life
 class SimNodeConfig:
     """Parameters of `libero_sim`; checked at construction, errors name the field, the value and what is allowed."""
 
-    suite: str = option("libero_10", "LIBERO task suite", choices=tuple(SUITES))
-    task: int = option(0, "task of the suite, from 0")
+    suite: str = option("libero_object", "LIBERO task suite", choices=tuple(SUITES))
+    task: int = option(4, "task of the suite, from 0")
     init_state: int = option(0, "official initial state of the task, from 0")
     seed: int = option(
         7, "of the fixtures' poses; the same seed repeats the episode", minimum=0, maximum=2**32 - 1
+    )
+    displaced: int = option(
+        0,
+        "0: the official state; k > 0: the k-th arrangement of its objects, moved by up to 6 cm",
+        minimum=0,
+        maximum=2**32 - 1,
+    )
+    instruction_of: int = option(
+        -1, "task of libero_object whose instruction is given and whose object counts; -1: its own"
     )
     max_steps: int = option(0, "control steps (20 Hz); 0: the suite's limit", minimum=0, maximum=100_000)
     image_size: int = option(256, "pixels, both sides of both cameras", minimum=16, maximum=1024)
@@ -35,6 +44,9 @@ class SimNodeConfig:
         "control steps per second of wall time, at most; 0: as fast as it goes",
         minimum=0.0,
         maximum=1000.0,
+    )
+    frames: str = option(
+        "", "folder for first.png and last.png, what the cameras saw at the ends; empty: none"
     )
     policy: str = option("policy_node", "name of the policy node, whose ~/status is watched")
     repeat_after: float = option(
@@ -61,6 +73,8 @@ class SimNodeConfig:
             task=self.task,
             init_state=self.init_state,
             seed=self.seed,
+            displaced=self.displaced,
+            instruction_of=self.instruction_of,
             max_steps=self.max_steps or None,
             image_size=self.image_size,
             action_limit=self.action_limit,

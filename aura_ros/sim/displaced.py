@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aura_ros.sim.scene import Item, SceneReader
+from aura_ros.sim.suites import EpisodeVoidError
 
 if TYPE_CHECKING:
     from aura_ros.sim.libero import LiberoEnv
@@ -28,7 +29,7 @@ STREAM = 40_961
 def displace(env: LiberoEnv) -> None:
     """Move every movable object of a settled environment, by rejection: `config.displaced` says which arrangement.
 
-    The same suite, task, initial state and number give the same arrangement. Raises RuntimeError if none of many is free
+    The same suite, task, initial state and number give the same arrangement. Raises EpisodeVoidError if none of many is free
     of overlaps and at rest.
     """
     config, domain = env.config, env.domain
@@ -52,7 +53,7 @@ def displace(env: LiberoEnv) -> None:
         env.settle()
         if _at_rest(before, _poses(domain, names)):
             return
-    raise RuntimeError(
+    raise EpisodeVoidError(
         f"no arrangement {config.displaced} of {config.suite} task {config.task}, state {config.init_state}, is free of "
         "overlaps and at rest: take another number"
     )

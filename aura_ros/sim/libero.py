@@ -20,7 +20,7 @@ from aura_ros.sim.draws import Draws, global_generator
 from aura_ros.sim.instruction import tell
 from aura_ros.sim.official import official_bddl_file, official_init_states, official_task
 from aura_ros.sim.runtime import SetupError
-from aura_ros.sim.suites import EpisodeConfig
+from aura_ros.sim.suites import EpisodeConfig, EpisodeVoidError
 from aura_ros.types import FloatArray, ImageArray
 
 CONTROL_PERIOD_S = 0.05
@@ -31,8 +31,6 @@ CONTROL_PERIOD_NS = 50_000_000
 REFERENCE_EPISODE = ("libero_10", 0, 0)
 REFERENCE_LIMIT_M = 0.06
 FLYING_LIMIT_M = 0.3
-# Steps beyond the episode's own, so that robosuite's horizon is never what ends an episode.
-HORIZON_MARGIN = 20
 PLACEMENT_TRIES = 20
 
 CAMERAS = {"agentview": "agentview", "wrist": "robot0_eye_in_hand"}
@@ -160,7 +158,7 @@ class LiberoEnv:
                 bddl_file_name=str(bddl_file),
                 use_camera_obs=False,  # frames are rendered on demand; a render costs 15 steps
                 hard_reset=False,
-                horizon=self.config.settle_steps + self.max_steps + HORIZON_MARGIN,
+                ignore_done=True,  # settling counts as steps there; `step_count` is what ends an episode
             )
         runtime.release_gl()
         self._own_goal = self.domain.parsed_problem["goal_state"]
@@ -187,6 +185,7 @@ class LiberoEnv:
         Raises:
             UserError: a value out of range.
             SetupError: an object moved as it only does under a wrong MuJoCo.
+            EpisodeVoidError: no placement or arrangement of the objects was found.
             RuntimeError: the environment is closed.
         """
         env = self._open_env()
@@ -231,8 +230,8 @@ class LiberoEnv:
 
         Raises:
             ActionError: not seven finite numbers within the limit; nothing was executed.
-            RuntimeError: no episode is running (before `reset`, after its end, after `close`), or the
-                physics diverged.
+            RuntimeError: no episode is running (before `reset`, after its end, after `close`).
+            EpisodeVoidError: the physics diverged.
         """
         env = self._open_env()
         if not self._running:
@@ -243,7 +242,7 @@ class LiberoEnv:
         # On a NaN MuJoCo resets itself to the model's default state and goes on.
         if not float(env.sim.data.time) > time_before:
             self._running = False
-            raise RuntimeError(
+            raise EpisodeVoidError(
                 f"the physics diverged at step {self.step_count} and MuJoCo reset itself: "
                 "the episode is void, call reset()"
             )
@@ -353,7 +352,9 @@ class LiberoEnv:
                 return
             except runtime.randomization_error():
                 continue
-        raise RuntimeError(f"no placement of the objects found in {PLACEMENT_TRIES} tries: try another seed")
+        raise EpisodeVoidError(
+            f"no placement of the objects found in {PLACEMENT_TRIES} tries: try another seed"
+        )
 
     def _object_positions(self) -> dict[str, npt.NDArray[np.float64]]:
         """World position of every object and fixture, float64 [3], m."""

@@ -15,6 +15,10 @@ INIT_STATES_PER_TASK = 50
 MAX_SEED = 2**32 - 1
 
 
+class EpisodeVoidError(RuntimeError):
+    """An episode could not be set up, or its physics diverged: no fault of who acts in it."""
+
+
 @dataclass(frozen=True)
 class Suite:
     """A LIBERO task suite: its name, how many tasks it has, and its step limit."""

@@ -17,14 +17,16 @@ from aura_ros.backbones.openvla_oft.processing import PIXEL_MEAN, PIXEL_STD
 
 @dataclass(frozen=True)
 class Jitter:
-    """How much is varied. shift: pixels that the crop moves beyond its margin. light: share of contrast and brightness."""
+    """How much is varied. shift: pixels that the crop moves at most. light: share of contrast and brightness.
 
-    crop: bool = True
-    shift: float = 2.0
+    A pixel of the network's image is about a centimetre of the table, so that a shift blurs where things are by as much.
+    """
+
+    shift: float = 1.0
     light: float = 0.1
 
 
-STILL = Jitter(crop=False, shift=0.0, light=0.0)
+STILL = Jitter(shift=0.0, light=0.0)
 
 
 def prepare_batch(
@@ -41,7 +43,7 @@ def prepare_batch(
     pixels = torch.from_numpy(images).reshape(count, size, size, 3).permute(0, 3, 1, 2).float()
     side = math.sqrt(config.crop_area)
     # In units of grid_sample: the image is 2 wide.
-    reach = (1.0 - side) * jitter.crop + 2.0 * jitter.shift / (size - 1)
+    reach = 2.0 * jitter.shift / (size - 1)
     offsets = torch.from_numpy(rng.uniform(-reach, reach, (count, 1, 1, 2)).astype(np.float32))
     line = torch.linspace(-side, side, size)
     grid = torch.stack(torch.meshgrid(line, line, indexing="xy"), dim=-1)[None] + offsets

@@ -6,9 +6,13 @@ import dataclasses
 import json
 import math
 import os
+import signal
+import threading
 import time
 import uuid
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +41,8 @@ from aura_ros.training.demo_data import DemoData, statistics
 from aura_ros.training.objective import learning_rate
 
 UNKNOWN = "unknown"
+# Of the data that a training saw; bounds stay those of the checkpoint that it began from.
+COUNTS = ("num_trajectories", "num_transitions")
 VALIDATION_BATCH = 64
 
 
@@ -57,7 +63,7 @@ class BackboneTrainConfig:
     proprio_noise: float = option(0.02, "added to normalised proprioception", minimum=0.0, maximum=1.0)
     forget: float = option(0.1, "share of samples whose instruction is 'unknown'", minimum=0.0, maximum=1.0)
     policy_weight: float = option(2.0, "of samples where a policy drove", minimum=0.0, maximum=1000.0)
-    keypoint_weight: float = option(0.1, "of the auxiliary loss on keypoints", minimum=0.0, maximum=100.0)
+    keypoint_weight: float = option(0.3, "of the auxiliary loss on keypoints", minimum=0.0, maximum=100.0)
     precision: str = option(
         "float32",
         "of the products in training; bfloat16 is faster where the processor computes with it (avx512_bf16, amx, GPUs)",
@@ -98,7 +104,11 @@ class BackboneTrainer:
         network = dataclasses.replace(network, image=dataclasses.replace(network.image, blank=config.blind))
         self.network = network
         _check_fit(network, data)
-        self.statistics = dict(begin.statistics) if begin else statistics(data, "aura_demonstrations")
+        self.begin_sha256 = begin.recorded_sha256 if begin else None
+        own = statistics(data, "aura_demonstrations")
+        self.statistics = dict(begin.statistics) if begin else own
+        counts = {name: own["aura_demonstrations"][name] for name in COUNTS}
+        self.statistics = {key: {**entry, **counts} for key, entry in self.statistics.items()}
         chosen = select_statistics(
             self.statistics, None, action_dim=network.action.dim, proprio_dim=network.proprio_dim
         )
@@ -112,6 +122,7 @@ class BackboneTrainer:
         self.average = {name: p.detach().clone() for name, p in self.model.named_parameters()}
         self.best = {name: p.clone() for name, p in self.average.items()}
         self.best_loss, self.step = math.inf, 0
+        self.course: list[dict[str, Any]] = []
         trained = [*self.model.parameters(), *self.keypoints.parameters()]
         self.optimiser = torch.optim.AdamW(trained, lr=config.lr, weight_decay=config.weight_decay)
         self._prompts = _prompts(network, data)
@@ -157,6 +168,7 @@ class BackboneTrainer:
             if validation <= self.best_loss:
                 self.best_loss = validation
                 self.best = {name: tensor.clone() for name, tensor in self.average.items()}
+            self.course.append({"step": self.step, "loss": plain, "validation": validation})
         return TrainStep(self.step, plain, validation)
 
     @torch.no_grad()
@@ -190,7 +202,12 @@ class BackboneTrainer:
         tensors |= {f"best.{n}": t for n, t in self.best.items()}
         for number, state in self.optimiser.state_dict()["state"].items():
             tensors |= {f"optimiser.{number}.{n}": t for n, t in state.items()}
-        metadata = {"step": str(self.step), "best_loss": repr(self.best_loss), "identity": self.identity()}
+        metadata = {
+            "step": str(self.step),
+            "best_loss": repr(self.best_loss),
+            "course": json.dumps(self.course),
+            "identity": self.identity(),
+        }
         temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
         try:
             save_file({n: t.cpu().contiguous() for n, t in tensors.items()}, temporary, metadata=metadata)
@@ -231,6 +248,7 @@ class BackboneTrainer:
         whole = self.optimiser.state_dict()
         self.optimiser.load_state_dict({"state": states, "param_groups": whole["param_groups"]})
         self.step, self.best_loss = int(metadata["step"]), float(metadata["best_loss"])
+        self.course = json.loads(metadata["course"])
 
     def identity(self) -> str:
         """What a training must have in common with one that it goes on with."""
@@ -238,6 +256,8 @@ class BackboneTrainer:
             "config": dataclasses.asdict(self.config),
             "network": self.network.to_json(),
             "samples": len(self.data.samples),
+            "actions": zlib.crc32(self.data.samples.actions.tobytes()),
+            "begin": self.begin_sha256,
             "statistics": self.statistics,
         }
         return json.dumps(known, sort_keys=True)
@@ -288,7 +308,9 @@ def fit(
     saved = time.monotonic()
     try:
         while trainer.step < trainer.config.steps:
-            done = trainer.one_step()
+            # Half a step would be kept as a whole one.
+            with interrupts_held():
+                done = trainer.one_step()
             report(done)
             if time.monotonic() - saved > save_every_s:
                 trainer.save_state(state)
@@ -297,6 +319,23 @@ def fit(
         trainer.save_state(state)
         if math.isfinite(trainer.best_loss):
             trainer.save(out)
+
+
+@contextmanager
+def interrupts_held() -> Iterator[None]:
+    """A Ctrl-C during the block comes at its end."""
+    here = threading.current_thread() is threading.main_thread()
+    if not here or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        yield
+        return
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        raise KeyboardInterrupt
 
 
 def _check_fit(network: OftConfig, data: DemoData) -> None:

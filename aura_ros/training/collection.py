@@ -18,7 +18,7 @@ import numpy.typing as npt
 from aura_ros.backbones.openvla_oft.config import COMPACT
 from aura_ros.backbones.openvla_oft.processing import encode_jpeg
 from aura_ros.sim.libero import CAMERAS, CONTROL_PERIOD_NS, JOINT_NAMES, LiberoEnv, proprio
-from aura_ros.sim.suites import EpisodeConfig
+from aura_ros.sim.suites import EpisodeConfig, EpisodeVoidError
 from aura_ros.training.demo_bags import Recording, index_bag, write_recording
 from aura_ros.training.demonstrations import FORMAT, DemoFolder, save_samples
 from aura_ros.types import LIBERO_ACTION_SPEC, FloatArray, Observation
@@ -45,7 +45,8 @@ RENDER_EVERY, LABEL_EVERY = 3, 4
 class CollectJob:
     """One demonstration. policy: checkpoint of the backbone that drives; "": the expert does.
 
-    instruction_of: the task whose instruction is given, -1: its own.
+    policy_hash: what tells its episodes from another policy's. instruction_of: the task whose instruction is given; -1: its
+    own.
     """
 
     folder: str
@@ -57,11 +58,12 @@ class CollectJob:
     seed: int = 0
     policy: str = ""
     instruction_of: int = -1
+    policy_hash: str = ""
 
     @property
     def key(self) -> str:
         """Unique in a folder."""
-        driver = "policy" if self.policy else "expert"
+        driver = f"policy{self.policy_hash[:8]}" if self.policy else "expert"
         split = "displaced" if self.displaced else "official"
         told = "" if self.instruction_of < 0 else f"-told{self.instruction_of}"
         return f"{self.suite}-t{self.task}{told}-{split}-{driver}-s{self.seed}-n{self.number}"
@@ -98,24 +100,30 @@ def head(image_size: int) -> dict[str, Any]:
 def collect(job: CollectJob) -> dict[str, Any]:
     """Drive one episode and keep it if it succeeded or a policy drove it; what a worker does. Returns its line."""
     from aura_ros.sim.pool import environment
-    from aura_ros.sim.scene import SceneReader
 
     config = job.episode
     env = environment(config)
     line: dict[str, Any] = {
         "key": job.key,
         "id": job.key,
-        **{n: getattr(job, n) for n in ("suite", "task", "seed", "policy", "instruction_of")},
+        **{n: getattr(job, n) for n in ("suite", "task", "seed", "policy", "policy_hash", "instruction_of")},
         "task_name": env.task_name,
         "init_state": config.init_state,
         "fixture_seed": config.seed,
         "displaced": config.displaced,
     }
     try:
-        env.reset(config.init_state, config.seed, config.displaced, config.instruction_of)
-        line["instruction"] = env.instruction
-    except RuntimeError as error:
+        return {**line, **_demonstrate(job, env)}
+    except EpisodeVoidError as error:
         return {**line, "success": False, "steps": 0, "frames": 0, "problem": str(error)}
+
+
+def _demonstrate(job: CollectJob, env: LiberoEnv) -> dict[str, Any]:
+    """Drive and keep; what the episode was."""
+    from aura_ros.sim.scene import SceneReader
+
+    config = job.episode
+    env.reset(config.init_state, config.seed, config.displaced, config.instruction_of)
     recording = Recording(env.instruction, JOINT_NAMES, images={camera: {} for camera in CAMERAS})
     reader = SceneReader(env)
     rng = np.random.default_rng([STREAM, job.seed, job.task, job.number, int(job.displaced)])
@@ -126,7 +134,7 @@ def collect(job: CollectJob) -> dict[str, Any]:
     frames = 0
     if success or job.policy:
         frames = keep(job.key, recording, DemoFolder(job.folder))
-    return {**line, "success": success, "steps": env.step_count, "frames": frames}
+    return {"instruction": env.instruction, "success": success, "steps": env.step_count, "frames": frames}
 
 
 def keep(name: str, recording: Recording, folder: DemoFolder) -> int:
@@ -253,13 +261,16 @@ def jobs(
     image_size: int,
     seed: int,
     policy: str,
+    policy_hash: str = "",
     others: Sequence[int] = (),
 ) -> list[CollectJob]:
     """Demonstrations of a task; with split "mixed" every second one is displaced.
 
     others: tasks whose instructions two of four take in turn, one of them official and one displaced.
     """
-    template = CollectJob(str(folder), suite, task, 0, False, image_size, seed, policy)
+    template = CollectJob(
+        str(folder), suite, task, 0, False, image_size, seed, policy, policy_hash=policy_hash
+    )
     return [
         dataclasses.replace(
             template,

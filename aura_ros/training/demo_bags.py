@@ -147,15 +147,25 @@ def _read(path: Path, cameras: Sequence[str]) -> dict[str, dict[int, Any]]:
     """Topic (its end, whatever the namespace) -> stamp, ns -> message. Raises UserError for a topic without messages."""
     wanted = ["joint_states", "ee_pose", *(f"images/{camera}/compressed" for camera in cameras)]
     streams: dict[str, dict[int, Any]] = {name: {} for name in (*wanted, "action", "plan", "keypoints")}
-    seen = set()
+    seen: set[str] = set()
+    source: dict[str, str] = {}
     for topic, _, message in read_bag(path):
         seen.add(topic)
-        name = next((name for name in streams if topic == name or topic.endswith(f"/{name}")), None)
-        if name == "action" and message.horizon > 1:
-            name = "plan"
-        if name is not None:
-            stamp = message.header.stamp
-            streams[name][stamp.sec * 10**9 + stamp.nanosec] = message
+        name = next((n for n in (*wanted, "action", "keypoints") if f"/{topic}".endswith(f"/{n}")), None)
+        if name is None:
+            continue
+        kind = TYPES.get(name, COMPRESSED)
+        if message.__msgtype__ != kind:
+            raise UserError(
+                f"bag '{path}' has {message.__msgtype__} on '{topic}'; needed is {kind}: remap it"
+            )
+        if source.setdefault(name, topic) != topic:
+            raise UserError(
+                f"bag '{path}' has both '{source[name]}' and '{topic}'; keep one, as with ros2 bag convert"
+            )
+        stream = "plan" if name == "action" and message.horizon > 1 else name
+        stamp = message.header.stamp
+        streams[stream][stamp.sec * 10**9 + stamp.nanosec] = message
     missing = [name for name in wanted if not streams[name]]
     missing += [] if streams["action"] or streams["plan"] else ["action"]
     if missing:

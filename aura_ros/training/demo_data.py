@@ -50,7 +50,8 @@ def load_data(folders: Sequence[DemoFolder], policy_weight: float) -> DemoData:
     sources: list[float] = []
     held: list[bool] = []
     for folder in folders:
-        for episode in folder.episodes():
+        # Workers finish in any order; which batches a seed draws must not depend on it.
+        for episode in sorted(folder.episodes(), key=lambda episode: str(episode["id"])):
             part = folder.samples(episode)
             if part.actions.shape[1:] != (head["horizon"], len(head["action_names"])):
                 raise UserError(

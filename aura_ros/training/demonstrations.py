@@ -137,14 +137,27 @@ class DemoFolder:
                 if number == len(lines):
                     continue
                 raise UserError(f"'{path}' line {number} is broken ({error}); remove that line") from error
-        kept = [episode for episode in found if episode.get("frames")]
+        # An episode that was made again has two lines; the later one counts.
+        latest = {str(episode.get("id")): episode for episode in found}
+        kept = [episode for episode in latest.values() if episode.get("frames")]
         if not kept:
             raise UserError(f"'{self.folder}' holds no demonstration; collect some with `aura collect`")
         return kept
 
+    def forget_lost(self, results: dict[str, dict[str, Any]]) -> None:
+        """Take episodes whose index was deleted out of what is known, so that they are made again."""
+        lost = [
+            key for key, line in results.items() if line.get("frames") and not self._index_of(line).exists()
+        ]
+        for key in lost:
+            del results[key]
+
+    def _index_of(self, episode: dict[str, Any]) -> Path:
+        return self.index / f"{episode['id']}.npz"
+
     def samples(self, episode: dict[str, Any]) -> Samples:
         """An episode's arrays. Raises UserError as `load_samples` does."""
-        return load_samples(self.index / f"{episode['id']}.npz")
+        return load_samples(self._index_of(episode))
 
 
 def check_alike(folders: Sequence[DemoFolder]) -> dict[str, Any]:

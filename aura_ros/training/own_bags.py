@@ -25,14 +25,20 @@ class IndexJob:
 
     @property
     def key(self) -> str:
-        """Unique for a bag's path."""
-        return f"{Path(self.bag).name}-{hashlib.sha256(self.bag.encode()).hexdigest()[:8]}"
+        """Unique for a bag's path and what is said about it."""
+        told = "\n".join((self.bag, self.instruction, *self.fingers))
+        return f"{Path(self.bag).name}-{hashlib.sha256(told.encode()).hexdigest()[:8]}"
 
 
 def index(job: IndexJob) -> dict[str, Any]:
     """Write the bag's samples; what a worker does. Returns its line. Raises UserError for a bag that cannot be used."""
     path = Path(job.bag)
     samples = index_bag(path, COMPACT.image, COMPACT.cameras, fingers=job.fingers)
+    if not len(samples):
+        raise UserError(
+            f"bag '{path}' has no observation with an action for each of its next eight periods; record actions at the "
+            "control period, or leave it out"
+        )
     instruction = job.instruction or said_in(path)
     save_samples(DemoFolder(job.folder).index / f"{job.key}.npz", samples)
     return {

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 pytest.importorskip("rclpy", reason="rclpy is not installed")
 pytest.importorskip("aura_ros.msg", reason="the messages are not built")
@@ -120,11 +121,23 @@ class AuraSim:
 
 @pytest.fixture
 def aura_sim(tmp_path):
-    """Start `aura sim --record <tmp_path>/bag ARGS`; ended with its nodes after the test."""
+    """Start `aura sim --record <tmp_path>/bag ARGS` on a task of 520 steps; ended with its nodes after the test."""
     runs: list[AuraSim] = []
 
     def start(*arguments: str, bag: str = "bag") -> AuraSim:
-        runs.append(AuraSim(tmp_path, "--record", str(tmp_path / bag), *arguments, name=bag))
+        runs.append(
+            AuraSim(
+                tmp_path,
+                "--suite",
+                "libero_10",
+                "--task",
+                "0",
+                "--record",
+                str(tmp_path / bag),
+                *arguments,
+                name=bag,
+            )
+        )
         return runs[-1]
 
     yield start
@@ -164,6 +177,24 @@ def episode(ros_domain, tmp_path_factory):
             run.close()
         _episodes.append(run)
     return _episodes[0]
+
+
+@needs_libero
+def test_the_shipped_policy_solves_a_held_out_state_and_leaves_two_frames(ros_domain, tmp_path):
+    run = AuraSim(
+        tmp_path, "--init-state", "40", "--record", str(tmp_path / "bag"), "--json", str(tmp_path / "s.json")
+    )
+    try:
+        assert run.wait() == 0, run.stderr
+    finally:
+        run.close()
+    summary = json.loads((tmp_path / "s.json").read_text())
+    assert (summary["success"], summary["reason"], summary["trained"]) == (True, "success", True)
+    assert summary["steps"] < 200
+    first, last = (np.asarray(Image.open(tmp_path / path)) for path in summary["frames"])
+    assert first.shape == last.shape == (256, 512, 3)
+    assert np.abs(first.astype(int) - last).mean() > 2
+    assert str(summary["frames"][1]) in run.out.read_text()
 
 
 @needs_libero

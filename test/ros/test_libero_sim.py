@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from PIL import Image as Picture
 
 pytest.importorskip("rclpy", reason="rclpy is not installed")
 pytest.importorskip("aura_ros.msg", reason="the messages are not built")
@@ -107,7 +108,14 @@ def simulator(ros, libero, monkeypatch):
             return env
 
         monkeypatch.setattr(libero_sim, "LiberoEnv", build)
-        given = {"max_steps": 24, "image_size": PIXELS, "repeat_after": 0.2, **parameters}
+        given = {
+            "suite": "libero_10",
+            "task": 0,
+            "max_steps": 24,
+            "image_size": PIXELS,
+            "repeat_after": 0.2,
+            **parameters,
+        }
         node = libero_sim.LiberoSim(parameter_overrides=[Parameter(k, value=v) for k, v in given.items()])
         nodes.append(ros.add(node))
         ros.spin_until(
@@ -147,6 +155,21 @@ def test_episode_executes_every_row_once_with_stamps_a_chunk_apart(ros, simulato
     assert stamps[0] > 0, "a stamp of zero means no time"
     # x of 0.01 m is 0.2 controller units; an open gripper is -1.
     np.testing.assert_allclose(node.env.executed, np.tile([0.2, 0, 0, 0, 0, 0, -1.0], (24, 1)), atol=1e-6)
+
+
+def test_what_the_cameras_saw_at_both_ends_is_kept_where_that_was_asked_for(ros, simulator, tmp_path):
+    driver = Driver(ros)
+    run_to_end(ros, driver, simulator(driver, frames=str(tmp_path)))
+    first, last = (np.asarray(Picture.open(tmp_path / f"{name}.png")) for name in ("first", "last"))
+    assert first.shape == (PIXELS, 2 * PIXELS, 3)
+    assert (first != last).any()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["first.png", "last.png"]
+
+
+def test_a_folder_that_is_not_there_costs_the_pictures_alone(ros, simulator, tmp_path):
+    driver = Driver(ros)
+    end = run_to_end(ros, driver, simulator(driver, frames=str(tmp_path / "gone")))
+    assert (end.reason, end.steps) == ("max_steps", 24)
 
 
 def test_success_ends_the_episode_within_a_chunk(ros, simulator):

@@ -53,6 +53,10 @@ def test_a_round_trip_keeps_hash_and_actions(compact, saved):
     seen = Observation({"agentview": image, "wrist": image}, np.zeros(8, np.float32), "push")
     assert loaded.infer(seen).base_chunk.tobytes() == compact.infer(seen).base_chunk.tobytes()
     assert [p.name for p in saved.parent.iterdir()] == [saved.name]
+    # Whoever may read other files of its owner may read it: nodes run as users of their own.
+    (other := saved.parent / "other").touch()
+    assert saved.stat().st_mode == other.stat().st_mode
+    other.unlink()
 
 
 def test_openvla_oft_takes_the_same_file(saved):

@@ -21,7 +21,7 @@ PROPRIO = np.array([0.0, 0.0, 0.9, 3.1, 0.0, 0.0, 0.02, -0.02], np.float32)
 
 @pytest.fixture(scope="module")
 def compact() -> OpenVlaOft:
-    backbone = load_backbone("compact", seed=3)
+    backbone = load_backbone("compact", "random", seed=3)
     assert isinstance(backbone, OpenVlaOft)
     return backbone
 
@@ -73,7 +73,7 @@ def test_random_weights_do_not_depend_on_or_disturb_the_global_generators():
     expected = torch.rand(1).item(), np.random.rand()
     torch.manual_seed(0)
     np.random.seed(0)
-    load_backbone("compact", seed=3)
+    load_backbone("compact", "random", seed=3)
     assert (torch.rand(1).item(), np.random.rand()) == expected
 
 
@@ -150,7 +150,7 @@ def test_warm_up_passes_and_a_closed_backbone_says_so():
 
 
 def test_bfloat16_runs_near_fp32(compact):
-    half = load_backbone("compact", seed=3, dtype="bfloat16")
+    half = load_backbone("compact", "random", seed=3, dtype="bfloat16")
     assert half.info.checkpoint_hash == compact.info.checkpoint_hash
     difference = half.infer(observe()).base_chunk - compact.infer(observe()).base_chunk
     assert np.abs(difference[:, :6]).max() < 0.1
@@ -172,8 +172,10 @@ def test_a_policy_on_compact_with_an_untrained_memory_is_its_backbone(compact):
         ({"name": "compact", "dtype": "int8"}, "'int8'.*float32, bfloat16"),
         ({"name": "compact", "device": "tpu"}, "'tpu'"),
         ({"name": "compact", "device": "cuda:99"}, "not available"),
-        ({"name": "compact", "unnorm_key": "bridge"}, "'bridge'.*libero_like"),
-        ({"name": "compact", "seed": -1}, "seed -1"),
+        ({"name": "openvla_oft", "checkpoint": "random"}, "no checkpoint"),
+        ({"name": "compact", "unnorm_key": "bridge"}, "'bridge'.*aura_demonstrations"),
+        ({"name": "compact", "checkpoint": "random", "unnorm_key": "bridge"}, "'bridge'.*libero_like"),
+        ({"name": "compact", "checkpoint": "random", "seed": -1}, "seed -1"),
     ],
 )
 def test_bad_load_arguments_are_one_line_user_errors(arguments, message):

@@ -181,15 +181,18 @@ def test_interpreter_with_the_package_is_accepted():
 def test_mistake_of_the_program_has_no_traceback_and_takes_no_time():
     run = program("sim", "--task", "10", capture_output=True)
     assert (run.returncode, run.stdout) == (2, "")
-    assert run.stderr == "aura: task 10 is out of range; allowed are the whole numbers 0..9 in libero_10\n"
+    assert (
+        run.stderr == "aura: task 10 is out of range; allowed are the whole numbers 0..9 in libero_object\n"
+    )
 
 
 @pytest.mark.parametrize("columns", ["40", "80", "200"])
 def test_help_fits_the_terminal_and_shows_defaults(columns):
     run = program("sim", "--help", capture_output=True)
     assert run.returncode == 0
-    for text in ("--suite STR", "(default: libero_10)", "--record PATH", "runs/<time>/bag"):
-        assert text in run.stdout
+    said = " ".join(run.stdout.replace("│", " ").split())
+    for text in ("--suite STR", "(default: libero_object)", "--record PATH", "runs/<time>/bag"):
+        assert text in said
     narrow = subprocess.run(
         [sys.executable, "-m", "aura_ros.cli", "sim", "--help"],
         env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": columns}, text=True, capture_output=True,
@@ -342,7 +345,9 @@ def test_action_limit_reaches_policy_and_simulator(monkeypatch, tmp_path):
     command = cli.parse(["sim", "--action-limit", "5", "--seed", "3", "--policy-seed", "4"])
     with pytest.raises(StopError):
         cli.run_sim(command)
-    assert plans[0].parameters["libero_sim"] == {"seed": 3, "action_limit": 5.0}
+    given = dict(plans[0].parameters["libero_sim"])
+    assert Path(given.pop("frames")).parent == tmp_path / "runs"
+    assert given == {"seed": 3, "action_limit": 5.0}
     assert plans[0].parameters["policy_node"]["action_limit"] == 5.0
     assert plans[0].parameters["policy_node"]["seed"] == 4
 

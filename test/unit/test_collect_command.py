@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 
@@ -10,6 +11,8 @@ import pytest
 from real_libero import needs_libero
 
 from aura_ros import cli
+from aura_ros.collect_command import MAX_SEED
+from aura_ros.eval_command import FIRST_SEED
 from aura_ros.training.collection import RENDER_EVERY, TRAINED_STATES, CollectJob, _pushes, model_rows
 from aura_ros.training.demonstrations import DemoFolder
 
@@ -62,6 +65,13 @@ def test_the_models_gripper_is_open_at_1():
     np.testing.assert_array_equal(rows[:, :6], np.full((2, 6), 0.5))
 
 
+def test_another_policy_s_episodes_are_others_and_no_seed_is_of_those_that_judge():
+    job = CollectJob("d", "libero_object", 0, 3, True, policy="p.safetensors", policy_hash="a" * 64)
+    assert job.key != dataclasses.replace(job, policy_hash="b" * 64).key
+    most = CollectJob("d", "libero_object", 0, 3 * 30_000 - 1, True, seed=MAX_SEED)
+    assert most.episode.seed < FIRST_SEED
+
+
 def test_pushes_are_bursts_with_rests_between():
     pushes = _pushes(4000, np.random.default_rng(0)).any(1)
     assert 0.02 < pushes.mean() < 0.3
@@ -76,7 +86,9 @@ def test_pushes_are_bursts_with_rests_between():
 def test_a_real_demonstration_is_kept_and_not_collected_twice(tmp_path, collect):
     call = ["--out", "demos", "--tasks", "9", "--episodes", "1", "--split", "displaced", "--jobs", "1"]
     status, text, _ = collect(*call)
-    assert (status, text) == (0, "task 9: 1 demonstrations of 1 episodes\n")
+    said, rate = text.splitlines()
+    assert (status, said) == (0, "task 9: 1 demonstrations of 1 episodes")
+    assert rate.startswith("1 episodes in ")
     folder = DemoFolder(tmp_path / "demos")
     (episode,) = folder.episodes()
     samples = folder.samples(episode)
@@ -86,7 +98,7 @@ def test_a_real_demonstration_is_kept_and_not_collected_twice(tmp_path, collect)
     assert np.isfinite(samples.keypoints).all()
     assert set(np.unique(samples.actions[..., 6])) == {0.0, 1.0}
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "demos").rglob("*")}
-    assert collect(*call)[:2] == (0, text)
+    assert collect(*call)[:2] == (0, said + "\n")
     assert {p: p.stat().st_mtime_ns for p in (tmp_path / "demos").rglob("*")} == before
     (line,) = (tmp_path / "demos" / "episodes.jsonl").read_text().splitlines()
     assert json.loads(line)["instruction"].startswith("pick up the")

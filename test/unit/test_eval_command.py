@@ -77,6 +77,7 @@ def result(arm, task, success, displaced=False, told=-1):
         "instruction_of": told,
         "success": success,
         "wrong": "" if success else "milk_1",
+        "problem": "",
         "steps": 120,
         "ms_per_query": 20.0,
     }
@@ -141,6 +142,25 @@ def test_judged_episodes_are_none_that_was_trained_on():
     assert not {e.displaced for e in judged} & {e.displaced for e in trained}
     assert min(e.displaced for e in judged) > JUDGED
     assert len(set(judged)) == 30
+
+
+def test_lines_of_another_checkpoint_are_not_taken_for_this_one_s(run_eval, tmp_path):
+    from aura_ros.backbones.openvla_oft.api import OpenVlaOft
+
+    OpenVlaOft.random_compact(seed=1).save(tmp_path / "c.safetensors")
+    job = EvalJob("", "libero_object", 9, 40, FIRST_SEED, False, identity="another")
+    line = {**result("policy", 9, True), "key": job.key, "identity": "another"}
+    (tmp_path / "e.jsonl").write_text(json.dumps(line) + "\n")
+    status, _, error = run_eval("c.safetensors", "--tasks", 9, "--states", 40, "--out", "e.jsonl")
+    assert status == 2
+    assert f"'e.jsonl' has {job.key} of another checkpoint or image size; give another --out" in error
+    assert (tmp_path / "e.jsonl").read_text() == json.dumps(line) + "\n"
+
+
+def test_void_episodes_are_told_and_not_counted():
+    void = {**result("policy", 0, False), "problem": "no arrangement 5 of libero_object is free"}
+    assert table([void, result("policy", 0, True)])[0][3] == "1/1"
+    assert table([void]) == []
 
 
 @pytest.mark.slow

@@ -39,6 +39,10 @@ def test_bags_of_one_name_become_demonstrations_that_training_reads(run_index, t
     before = (tmp_path / "demos" / "episodes.jsonl").read_bytes()
     assert run_index("a/demo", "b/demo", "--out", "demos", "--jobs", 1)[:2] == (0, said)
     assert (tmp_path / "demos" / "episodes.jsonl").read_bytes() == before
+    # What was deleted is made again, and counts once.
+    next((tmp_path / "demos" / "index").iterdir()).unlink()
+    assert run_index("a/demo", "b/demo", "--out", "demos", "--jobs", 1)[:2] == (0, said)
+    assert load_data([DemoFolder(tmp_path / "demos")], 2.0).episodes == 2
     assert run_index("a/demo", "--out", "told", "--instruction", "wave", "--jobs", 1)[0] == 0
     assert load_data([DemoFolder(tmp_path / "told")], 2.0).instructions == ("wave",)
 
@@ -51,7 +55,7 @@ def test_bags_of_one_name_become_demonstrations_that_training_reads(run_index, t
         (["a/demo", "--fingers", "left,right"], "'left' is missing: name this robot's fingers"),
         (["a"], "a is not a bag"),
         (["mute"], "says no instruction; give --instruction TEXT"),
-        (["short"], "have no observation with an action for each of its next eight periods"),
+        (["short"], "has no observation with an action for each of its next eight periods"),
         (["a/demo", "--jobs", "-1"], "from 0 to 1024 jobs"),
     ],
 )

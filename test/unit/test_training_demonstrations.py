@@ -17,6 +17,7 @@ from aura_ros.backbones.openvla_oft.processing import (
 from aura_ros.errors import UserError
 from aura_ros.report.bag import BagTopic, BagWriter, qos
 from aura_ros.report.definitions import typestore
+from aura_ros.report.reading import read_bag
 from aura_ros.sim.libero import JOINT_NAMES, SimObservation, proprio
 from aura_ros.training.demo_bags import FINGERS, Recording, index_bag, write_recording
 from aura_ros.training.demonstrations import DemoFolder, Samples, check_alike, load_samples, save_samples
@@ -72,6 +73,32 @@ def test_what_is_written_is_what_is_read(indexed):
     joints, position, quaternion = recorded().robot[4 * PERIOD]
     seen = SimObservation({}, JOINT_NAMES, joints, joints, position, quaternion, joints[-2:], 0.2, 4)
     np.testing.assert_array_equal(samples.proprio[2], proprio(seen))
+
+
+def test_a_topic_of_another_type_or_two_of_one_name_are_refused(tmp_path):
+    store = typestore()
+    said = {"/left": "up", "/right": "up"}
+    writer = BagWriter(
+        tmp_path / "bag", [BagTopic(f"{t}/ee_pose", "std_msgs/msg/String", qos()) for t in said]
+    )
+    for topic, text in said.items():
+        message = store.types["std_msgs/msg/String"](data=text)
+        writer.write(f"{topic}/ee_pose", 0, bytes(store.serialize_cdr(message, "std_msgs/msg/String")))
+    writer.close()
+    with pytest.raises(
+        UserError, match="has std_msgs/msg/String on '/left/ee_pose'; needed is geometry_msgs/msg/PoseSt"
+    ):
+        index_bag(tmp_path / "bag", COMPACT.image, CAMERAS)
+    kind = "sensor_msgs/msg/JointState"
+    writer = BagWriter(tmp_path / "two", [BagTopic(f"{t}/joint_states", kind, qos()) for t in said])
+    bag = tmp_path / "one"
+    write_recording(bag, recorded())
+    states = [m for m in read_bag(bag) if m.topic == "/joint_states"]
+    for topic in said:
+        writer.write(f"{topic}/joint_states", 0, bytes(store.serialize_cdr(states[0].message, kind)))
+    writer.close()
+    with pytest.raises(UserError, match="has both '/left/joint_states' and '/right/joint_states'"):
+        index_bag(tmp_path / "two", COMPACT.image, CAMERAS)
 
 
 def test_an_index_has_the_pixels_that_inference_sees_before_its_crop(indexed):

@@ -107,7 +107,11 @@ def save_checkpoint(checkpoint: Checkpoint, path: str | Path) -> None:
     # In the target's folder, for a rename is atomic only within one file system.
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
     try:
+        # safetensors makes files that only their owner may read; a node may run as another user.
+        temporary.touch()
+        mode = temporary.stat().st_mode
         save_file(tensors, temporary, metadata=metadata)
+        temporary.chmod(mode)
         with temporary.open("rb") as stream:
             os.fsync(stream.fileno())
         os.replace(temporary, path)
