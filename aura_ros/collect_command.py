@@ -14,6 +14,7 @@ from aura_ros.errors import UserError
 from aura_ros.sim.suites import SUITES
 from aura_ros.states import numbers
 
+UNTIL = ("end", "lift")
 SPLITS = ("mixed", "official", "displaced")
 # An episode's fixture seed is 100,000 times this and its number; those from 4,000,000,000 on are for judging.
 MAX_SEED = 39_000
@@ -44,6 +45,10 @@ class Collect:
         str, _text("own, or mixed: half with another task's of LIST, where the scene has its object", "NAME")
     ] = "own"
     policy: Annotated[Path | None, _text("backbone that drives (DAgger); none: the expert", "CKPT")] = None
+    frames_every: Annotated[int, _text("control steps between two frames of the expert's", "INT")] = 3
+    until: Annotated[
+        str, _text("end, or lift: over when the object is up, more arrangements in the same time", "NAME")
+    ] = "end"
     image_size: Annotated[int, _text("pixels of both cameras", "INT")] = 128
     seed: Annotated[int, _text("of fixtures, pushes and arrangements", "INT")] = 0
     jobs: Annotated[int, _text("processes; 0: one for each core", "INT")] = 0
@@ -60,7 +65,7 @@ def run_collect(command: Collect) -> int:
 
     tasks = check(command)
     folder = DemoFolder(command.out)
-    folder.prepare(head(command.image_size))
+    folder.prepare(head(command.image_size, command.frames_every, command.until))
     mixed = command.instructions == "mixed"
     others = {task: tellable(command.suite, task, tasks) if mixed else [] for task in tasks}
     policy = "" if command.policy is None else str(command.policy.resolve())
@@ -97,6 +102,8 @@ def run_collect(command: Collect) -> int:
                     policy=policy,
                     policy_hash=policy_hash,
                     others=others[task],
+                    frames_every=command.frames_every,
+                    until=command.until,
                 )
             if not batch:
                 break
@@ -134,13 +141,20 @@ def check(command: Collect) -> list[int]:
         raise UserError(f"suite '{command.suite}' is unknown; choose one of {', '.join(SUITES)}")
     if command.split not in SPLITS:
         raise UserError(f"split '{command.split}' is unknown; choose one of {', '.join(SPLITS)}")
+    if command.until not in UNTIL:
+        raise UserError(f"until '{command.until}' is unknown; choose one of {', '.join(UNTIL)}")
     if command.instructions not in INSTRUCTIONS:
         raise UserError(
             f"instructions '{command.instructions}' is unknown; choose one of {', '.join(INSTRUCTIONS)}"
         )
     if command.instructions == "mixed" and command.suite != "libero_object":
         raise UserError(f"instructions 'mixed' is for libero_object, not for {command.suite}; leave it out")
-    for name, low, high in (("episodes", 1, 30_000), ("jobs", 0, 1024), ("seed", 0, MAX_SEED)):
+    for name, low, high in (
+        ("episodes", 1, 30_000),
+        ("frames_every", 1, 1000),
+        ("jobs", 0, 1024),
+        ("seed", 0, MAX_SEED),
+    ):
         value = getattr(command, name)
         if not low <= value <= high:
             raise UserError(f"{name} {value} is not allowed; it must be from {low} to {high}")

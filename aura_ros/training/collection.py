@@ -38,7 +38,9 @@ START_PUSH = (0, 12)
 # Where a policy drives it may be lost for good; its steps after these teach little.
 POLICY_STEPS = 200
 # A render costs as much as ten steps; neighbouring frames hardly differ.
-RENDER_EVERY, LABEL_EVERY = 3, 4
+FRAMES_EVERY, LABEL_EVERY = 3, 4
+# With until = "lift" an episode is over when the object is this much higher, m.
+LIFTED_M = 0.05
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,8 @@ class CollectJob:
     """One demonstration. policy: checkpoint of the backbone that drives; "": the expert does.
 
     policy_hash: what tells its episodes from another policy's. instruction_of: the task whose instruction is given; -1: its
-    own.
+    own. frames_every: steps between frames of an expert's episode. until: "end" of the task, or
+    "lift": half of it.
     """
 
     folder: str
@@ -59,6 +62,8 @@ class CollectJob:
     policy: str = ""
     instruction_of: int = -1
     policy_hash: str = ""
+    frames_every: int = FRAMES_EVERY
+    until: str = "end"
 
     @property
     def key(self) -> str:
@@ -82,13 +87,15 @@ class CollectJob:
         )
 
 
-def head(image_size: int) -> dict[str, Any]:
+def head(image_size: int, frames_every: int = FRAMES_EVERY, until: str = "end") -> dict[str, Any]:
     """What all episodes of a folder share."""
     spec = LIBERO_ACTION_SPEC
     return {
         "format": FORMAT,
         "cameras": list(CAMERAS),
         "camera_pixels": image_size,
+        "frames_every": frames_every,
+        "until": until,
         "image_size": COMPACT.image.size,
         "horizon": spec.horizon,
         "period_s": spec.period_s,
@@ -130,7 +137,7 @@ def _demonstrate(job: CollectJob, env: LiberoEnv) -> dict[str, Any]:
     if job.policy:
         success = _driven_by_policy(env, reader, recording, job.policy)
     else:
-        success = _driven_by_expert(env, reader, recording, rng)
+        success = _driven_by_expert(env, reader, recording, rng, job)
     frames = 0
     if success or job.policy:
         frames = keep(job.key, recording, DemoFolder(job.folder))
@@ -149,24 +156,33 @@ def keep(name: str, recording: Recording, folder: DemoFolder) -> int:
 
 
 def _driven_by_expert(
-    env: LiberoEnv, reader: SceneReader, recording: Recording, rng: np.random.Generator
+    env: LiberoEnv, reader: SceneReader, recording: Recording, rng: np.random.Generator, job: CollectJob
 ) -> bool:
     from aura_ros.sim.expert import decide
     from aura_ros.sim.relabel import relabel
 
     horizon = LIBERO_ACTION_SPEC.horizon
     pushes = _pushes(env.max_steps + horizon, rng)
+    # Every episode has its first frame, the others at steps of its own: seen together they leave none out.
+    offset = int(rng.integers(job.frames_every))
+    lowest, lifted_at = _height(reader.read()), -1
     done = False
     while not done:
         step = env.step_count
         stamp = step * CONTROL_PERIOD_NS
-        if step % RENDER_EVERY == 0:
+        scene = reader.read()
+        if lifted_at < 0 and job.until == "lift" and _height(scene) > lowest + LIFTED_M:
+            lifted_at = step
+        if lifted_at >= 0 and step == lifted_at + horizon:
+            # The last frame has its successors.
+            return True
+        if lifted_at < 0 and (step == 0 or step % job.frames_every == offset):
             # What is executed from here on is no example where a push comes in between.
             plan = relabel(env, reader, horizon) if pushes[step : step + horizon].any() else None
-            _record(env, reader.read(), recording)
+            _record(env, scene, recording)
             if plan is not None:
                 recording.actions.append((stamp, model_rows(plan)))
-        action = decide(reader.read()).action
+        action = decide(scene).action
         if pushes[step].any():
             action[:6] = np.clip(action[:6] + pushes[step], -1, 1)
         else:
@@ -178,6 +194,12 @@ def _driven_by_expert(
     for extra in range(horizon):
         recording.actions.append(((env.step_count + extra) * CONTROL_PERIOD_NS, model_rows(rest)))
     return outcome.success
+
+
+def _height(scene: Scene) -> float:
+    """How high the lowest point of the object is that is wanted next, m."""
+    goal = scene.next_goal or scene.goals[-1]
+    return float(scene.items[goal.item].low[2])
 
 
 def _pushes(steps: int, rng: np.random.Generator) -> npt.NDArray[np.float64]:
@@ -263,6 +285,8 @@ def jobs(
     policy: str,
     policy_hash: str = "",
     others: Sequence[int] = (),
+    frames_every: int = FRAMES_EVERY,
+    until: str = "end",
 ) -> list[CollectJob]:
     """Demonstrations of a task; with split "mixed" every second one is displaced.
 
@@ -271,6 +295,7 @@ def jobs(
     template = CollectJob(
         str(folder), suite, task, 0, False, image_size, seed, policy, policy_hash=policy_hash
     )
+    template = dataclasses.replace(template, frames_every=frames_every, until=until)
     return [
         dataclasses.replace(
             template,

@@ -13,7 +13,7 @@ from real_libero import needs_libero
 from aura_ros import cli
 from aura_ros.collect_command import MAX_SEED
 from aura_ros.eval_command import FIRST_SEED
-from aura_ros.training.collection import RENDER_EVERY, TRAINED_STATES, CollectJob, _pushes, model_rows
+from aura_ros.training.collection import TRAINED_STATES, CollectJob, _pushes, model_rows
 from aura_ros.training.demonstrations import DemoFolder
 
 
@@ -42,6 +42,8 @@ def collect(monkeypatch, capsys, tmp_path):
         (["--image-size", "8"], "image_size 8 is out of range"),
         (["--policy", "none.safetensors"], "policy 'none.safetensors' is no file"),
         (["--jobs", "-2"], "jobs -2 is not allowed"),
+        (["--frames-every", "0"], "frames_every 0 is not allowed"),
+        (["--until", "grasp"], "until 'grasp' is unknown; choose one of end, lift"),
     ],
 )
 def test_mistakes_are_one_line_and_make_nothing(collect, given, said, tmp_path):
@@ -83,6 +85,35 @@ def test_pushes_are_bursts_with_rests_between():
 
 @pytest.mark.slow
 @needs_libero
+def test_until_the_lift_is_half_of_a_demonstration_and_every_frame_a_sample(tmp_path, collect):
+    call = [
+        "--out",
+        "demos",
+        "--tasks",
+        "9",
+        "--episodes",
+        "2",
+        "--jobs",
+        "1",
+        "--frames-every",
+        "8",
+        "--until",
+        "lift",
+    ]
+    status, text, _ = collect(*call)
+    assert (status, text.splitlines()[0]) == (0, "task 9: 2 demonstrations of 2 episodes")
+    folder = DemoFolder(tmp_path / "demos")
+    for episode in folder.episodes():
+        assert 30 < episode["steps"] < 90
+        steps = folder.samples(episode).step
+        assert set(np.diff(steps)[1:]) == {8}
+        assert len(steps) == episode["frames"] >= episode["steps"] // 8 - 2
+    status, _, error = collect(*call[:-2])
+    assert (status, "'demos' has until 'lift', not 'end'; give another folder" in error) == (2, True)
+
+
+@pytest.mark.slow
+@needs_libero
 def test_a_real_demonstration_is_kept_and_not_collected_twice(tmp_path, collect):
     call = ["--out", "demos", "--tasks", "9", "--episodes", "1", "--split", "displaced", "--jobs", "1"]
     status, text, _ = collect(*call)
@@ -94,7 +125,9 @@ def test_a_real_demonstration_is_kept_and_not_collected_twice(tmp_path, collect)
     samples = folder.samples(episode)
     assert len(samples) == episode["frames"] > 20
     # Every rendered frame is a sample: pushed ones have a plan.
-    assert samples.step.tolist() == list(range(0, episode["steps"], RENDER_EVERY))
+    first, second = samples.step[:2]
+    assert samples.step.tolist() == sorted({first, *range(second, episode["steps"], 3)})
+    assert (first, second in (1, 2, 3)) == (0, True)
     assert np.isfinite(samples.keypoints).all()
     assert set(np.unique(samples.actions[..., 6])) == {0.0, 1.0}
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "demos").rglob("*")}
