@@ -16,6 +16,7 @@ from policy_driver import Driver, header_of, loop, stamp_of
 from rclpy.parameter import Parameter
 from safetensors.numpy import load_file
 
+from aura_ros.backbones.registry import shipped_checkpoint
 from aura_ros.memory.state_file import write_state
 
 # Paths that name no file that could be: each must be answered, and the node stay up.
@@ -223,7 +224,8 @@ def test_a_gate_that_is_always_open_writes_at_every_step(ros):
     assert gates[0].state_norm > 0
 
 
-def test_a_step_that_fires_without_changing_the_memory_is_no_write(running, monkeypatch):
+def test_a_step_that_fires_without_changing_the_memory_is_no_write(ros, monkeypatch):
+    running = loop(ros, gate__threshold=0.0)
     act = running.worker.policy.act
 
     def unchanged(observation):
@@ -302,10 +304,10 @@ def test_a_late_subscriber_gets_the_info_and_every_epoch_renews_it(ros, running)
     ros.spin_until(lambda: bool(late.infos), what="the info")
     info, policy = late.infos[-1], running.worker.policy
     assert info.epoch == running.worker.epoch
-    assert (info.backbone, info.trained, info.hidden_dim) == ("compact", False, 192)
+    assert (info.backbone, info.trained, info.hidden_dim) == ("compact", True, 160)
     assert (info.dk, info.dv, info.state_bytes, info.memory_variant) == (32, 32, 4224, "aura")
     assert (info.horizon, info.memory_step_period) == (8, 8)
-    assert (info.checkpoint, info.memory_checkpoint) == ("random-init:seed=0", "untrained:seed=0")
+    assert (info.checkpoint, info.memory_checkpoint) == (str(shipped_checkpoint()), "untrained:seed=0")
     assert info.memory_hash == policy.memory.weights_hash
     assert list(info.names) == list(policy.backbone.info.action.names)
     assert info.gate_threshold == 0.5
