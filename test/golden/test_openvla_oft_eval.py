@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 
@@ -10,15 +9,13 @@ import pytest
 import torch
 from llama_like import write_tokenizer
 from oft_folder import write_folder
+from real_libero import needs_libero
 
 from aura_ros import cli
 
-HERE = importlib.util.find_spec("libero") is not None
-
 
 @pytest.mark.slow
-@pytest.mark.libero
-@pytest.mark.skipif(not HERE, reason="LIBERO is not installed (the [libero] extra)")
+@needs_libero
 def test_a_published_folder_is_judged_by_oft_s_protocol(tmp_path, monkeypatch, capsys):
     folder = write_tokenizer(write_folder(tmp_path / "oft", dtype=torch.float32))
     out = tmp_path / "e.jsonl"

@@ -1,34 +1,15 @@
 """One real LIBERO environment for many tests of a node: building it takes seconds, resetting it a quarter of one."""
 
-import ctypes.util
-import importlib.util
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import numpy as np
-import pytest
 
 from aura_ros.sim import EpisodeConfig, LiberoEnv, SimObservation, StepResult
 
 # The longest episode that a test may ask for.
 MAX_STEPS = 200
-
-_missing = [name for name in ("libero", "robosuite", "mujoco") if importlib.util.find_spec(name) is None]
-if ctypes.util.find_library("OSMesa") is None:
-    _missing.append("libosmesa6")
-# Marks of a module whose tests run the real simulator; skipped where it is missing.
-LIBERO_MARKS = [
-    pytest.mark.libero,
-    pytest.mark.skipif(bool(_missing), reason=f"not installed: {', '.join(_missing)} (the [libero] extra)"),
-]
-
-
-def needs_libero(test):
-    """The same for one test."""
-    for mark in LIBERO_MARKS:
-        test = mark(test)
-    return test
 
 
 class SharedLibero:

@@ -19,7 +19,7 @@ pytest.importorskip("rclpy", reason="rclpy is not installed")
 pytest.importorskip("aura_ros.msg", reason="the messages are not built")
 pytest.importorskip("torch", reason="torch is not installed")
 
-from shared_libero import needs_libero
+from real_libero import needs_libero
 
 from aura_ros.report.bag import repair_bag
 from aura_ros.report.reading import read_bag, summarize_bag

@@ -16,9 +16,10 @@ pytest.importorskip("aura_ros.msg", reason="the messages are not built")
 from aura_ros.msg import ActionChunk, EpisodeStatus, PolicyStatus
 from geometry_msgs.msg import PoseStamped
 from rclpy.parameter import Parameter
+from real_libero import LIBERO_MARKS
 from rosgraph_msgs.msg import Clock
 from sensor_msgs.msg import Image, JointState
-from shared_libero import LIBERO_MARKS, SharedLibero, put_cans_into_basket, shared_libero
+from shared_libero import SharedLibero, put_cans_into_basket, shared_libero
 from std_msgs.msg import String
 
 from aura_ros.nodes import libero_sim, qos

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
-import sys
 
 import numpy as np
 import pytest
 from real_libero import needs_libero
 
-from aura_ros import cli
 from aura_ros.collect_command import MAX_SEED
 from aura_ros.eval_command import FIRST_SEED
 from aura_ros.training.collection import TRAINED_STATES, CollectJob, _pushes, model_rows
@@ -18,17 +17,9 @@ from aura_ros.training.demonstrations import DemoFolder
 
 
 @pytest.fixture
-def collect(monkeypatch, capsys, tmp_path):
+def collect(aura):
     """Run `aura collect ...` in an empty folder; returns (exit status, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["aura", "collect", *arguments])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        return (end.value.code or 0, *capsys.readouterr())
-
-    return run
+    return functools.partial(aura, "collect")
 
 
 @pytest.mark.parametrize(

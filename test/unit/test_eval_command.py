@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
-import sys
 
 import pytest
 from real_libero import needs_libero
 
-from aura_ros import cli
 from aura_ros.bench.evaluation import JUDGED, EvalJob, table
 from aura_ros.errors import UserError
 from aura_ros.eval_command import FIRST_SEED, Eval, plan
@@ -17,18 +16,11 @@ from aura_ros.training.collection import CollectJob
 
 
 @pytest.fixture
-def run_eval(monkeypatch, capsys, tmp_path):
+def run_eval(aura, tmp_path):
     """Run `aura eval ...` in a folder with an untrained checkpoint; returns (exit status, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "c.safetensors").touch()
 
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["aura", "eval", *map(str, arguments)])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        return (end.value.code or 0, *capsys.readouterr())
-
-    return run
+    return functools.partial(aura, "eval")
 
 
 @pytest.mark.parametrize(

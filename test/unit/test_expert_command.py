@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import json
-import sys
 
 import pytest
 from real_libero import needs_libero
 
-from aura_ros import cli
 from aura_ros.bench.expert import explain, table
 from aura_ros.errors import UserError
 from aura_ros.states import numbers
 
 
 @pytest.fixture
-def expert(monkeypatch, capsys, tmp_path):
+def expert(aura):
     """Run `aura expert ...` in an empty folder; returns (exit status, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["aura", "expert", *arguments])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        return (end.value.code or 0, *capsys.readouterr())
-
-    return run
+    return functools.partial(aura, "expert")
 
 
 def result(state, success, failure="", task=3, displaced=0):

@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
+import functools
 
 import numpy as np
 import pytest
 from test_training_demonstrations import recorded
 
-from aura_ros import cli
 from aura_ros.training.demo_bags import write_recording
 from aura_ros.training.demo_data import load_data
 from aura_ros.training.demonstrations import DemoFolder
 
 
 @pytest.fixture
-def run_index(monkeypatch, capsys, tmp_path):
+def run_index(aura, tmp_path):
     """Run `aura index ...` in a folder with bags a/demo and b/demo; returns (exit status, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
     for place in "ab":
         write_recording(tmp_path / place / "demo", recorded())
 
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["aura", "index", *map(str, arguments)])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        return (end.value.code or 0, *capsys.readouterr())
-
-    return run
+    return functools.partial(aura, "index")
 
 
 def test_bags_of_one_name_become_demonstrations_that_training_reads(run_index, tmp_path):

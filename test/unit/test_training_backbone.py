@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import signal
-import sys
 
 import numpy as np
 import pytest
 import torch
 from real_libero import needs_libero
 
-from aura_ros import cli
 from aura_ros.backbones.openvla_oft.api import OpenVlaOft
 from aura_ros.backbones.openvla_oft.attention import attend
 from aura_ros.backbones.openvla_oft.config import COMPACT, EMBEDDED, ImageConfig, OftConfig, TowerConfig
@@ -284,17 +283,9 @@ def test_words_are_ids_whatever_their_case_and_prompts_are_short():
 
 
 @pytest.fixture
-def train(monkeypatch, capsys, tmp_path):
+def train(aura):
     """Run `aura train backbone ...` in an empty folder; returns (exit status, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["aura", "train", "backbone", *map(str, arguments)])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        return (end.value.code or 0, *capsys.readouterr())
-
-    return run
+    return functools.partial(aura, "train", "backbone")
 
 
 @pytest.mark.parametrize(
