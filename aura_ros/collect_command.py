@@ -49,7 +49,7 @@ class Collect:
     until: Annotated[
         str, _text("end, or lift: over when the object is up, more arrangements in the same time", "NAME")
     ] = "end"
-    image_size: Annotated[int, _text("pixels of both cameras", "INT")] = 128
+    image_size: Annotated[int, _text("pixels of both cameras", "INT")] = 256
     seed: Annotated[int, _text("of fixtures, pushes and arrangements", "INT")] = 0
     jobs: Annotated[int, _text("processes; 0: one for each core", "INT")] = 0
 

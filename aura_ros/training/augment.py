@@ -48,10 +48,13 @@ def prepare_batch(
     line = torch.linspace(-side, side, size)
     grid = torch.stack(torch.meshgrid(line, line, indexing="xy"), dim=-1)[None] + offsets
     pixels = functional.grid_sample(pixels, grid, padding_mode="border", align_corners=True)
+    # In place, and each tower's mean and spread as one factor and one summand: it is a fifth of a step's time otherwise.
     if jitter.light:
         factor, level = rng.uniform(-jitter.light, jitter.light, (2, count, 1, 1, 1)).astype(np.float32)
-        pixels = pixels * torch.from_numpy(1.0 + factor) + torch.from_numpy(255.0 * level)
-    pixels = pixels.clamp_(0.0, 255.0) / 255.0
-    mean, std = (torch.from_numpy(values)[None, :, :, None, None] for values in (PIXEL_MEAN, PIXEL_STD))
-    both = (pixels[:, None] - mean) / std
+        pixels.mul_(torch.from_numpy(1.0 + factor)).add_(torch.from_numpy(255.0 * level))
+    pixels.clamp_(0.0, 255.0)
+    both = torch.empty(count, len(PIXEL_MEAN), *pixels.shape[1:])
+    for tower, (mean, std) in enumerate(zip(PIXEL_MEAN, PIXEL_STD, strict=True)):
+        scale, offset = (torch.from_numpy(values).view(3, 1, 1) for values in (1 / (255 * std), -mean / std))
+        torch.mul(pixels, scale, out=both[:, tower]).add_(offset)
     return both.reshape(batch, 6 * cameras, size, size)

@@ -38,6 +38,7 @@ from aura_ros.config import check_fields, option
 from aura_ros.errors import UserError
 from aura_ros.training.augment import STILL, Jitter, prepare_batch
 from aura_ros.training.demo_data import DemoData, statistics
+from aura_ros.training.keypoints import KeypointHead, normalised_points
 from aura_ros.training.objective import learning_rate
 
 UNKNOWN = "unknown"
@@ -118,7 +119,9 @@ class BackboneTrainer:
         self.model.load_state_dict({name: tensor.float() for name, tensor in tensors.items()}, strict=False)
         self.model.to(self.device)
         torch.manual_seed(config.seed)
-        self.keypoints = nn.Linear(network.language.hidden, data.samples.keypoints[0].size).to(self.device)
+        self.keypoints = KeypointHead(network.language.hidden, data.samples.keypoints.shape[1]).to(
+            self.device
+        )
         self.average = {name: p.detach().clone() for name, p in self.model.named_parameters()}
         self.best = {name: p.clone() for name, p in self.average.items()}
         self.best_loss, self.step = math.inf, 0
@@ -128,10 +131,7 @@ class BackboneTrainer:
         self._prompts = _prompts(network, data)
         self._targets = _normalised(data.samples.actions, chosen.action)
         self._proprio = np.clip(_normalised(data.samples.proprio, chosen.proprio), -1.0, 1.0)
-        points = data.samples.keypoints.reshape(len(data.samples), -1)
-        known = points[np.isfinite(points).all(1)]
-        middle, spread = (known.mean(0), known.std(0) + 1e-3) if len(known) else (0.0, 1.0)
-        self._points = (points - middle) / spread
+        self._points = normalised_points(data.samples.keypoints)
 
     def train(self, report: Callable[[TrainStep], None] = lambda step: None) -> None:
         """Go on to the last step. Raises UserError when a loss is not finite; the best weights stay as they were."""
@@ -284,11 +284,12 @@ class BackboneTrainer:
         target = torch.from_numpy(self._targets[rows]).to(device)
         plain = (output.actions_normalised.float() - target).abs().mean()
         loss = plain
-        points = torch.from_numpy(self._points[rows]).to(device)
-        known = torch.isfinite(points)
-        if training and config.keypoint_weight and bool(known.any()):
-            off = (self.keypoints(output.pooled.float()) - points).abs()
-            loss = loss + config.keypoint_weight * off[known].mean()
+        if training and config.keypoint_weight:
+            points = torch.from_numpy(self._points[rows]).to(device)
+            # After BOS come the patches of every image.
+            images = len(self.network.cameras) * self.network.patches_per_image
+            off = self.keypoints.loss(output.hidden_states[:, 1 : 1 + images], points)
+            loss = loss + config.keypoint_weight * off
         return loss, float(plain.detach())
 
     @torch.no_grad()

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from aura_ros.backbones.openvla_oft.config import COMPACT
+from aura_ros.backbones.openvla_oft.config import EMBEDDED
 from aura_ros.backbones.openvla_oft.processing import encode_jpeg
 from aura_ros.sim.libero import CAMERAS, CONTROL_PERIOD_NS, JOINT_NAMES, LiberoEnv, proprio
 from aura_ros.sim.suites import EpisodeConfig, EpisodeVoidError
 from aura_ros.training.demo_bags import Recording, index_bag, write_recording
-from aura_ros.training.demonstrations import FORMAT, DemoFolder, save_samples
+from aura_ros.training.demonstrations import FORMAT, KEYPOINT_NAMES, DemoFolder, save_samples
 from aura_ros.types import LIBERO_ACTION_SPEC, FloatArray, Observation
 
 if TYPE_CHECKING:
@@ -36,9 +36,9 @@ PUSH_SCALE = np.array([1.0, 1.0, 1.0, 0.2, 0.2, 0.5])
 # Steps of a push at the very start: episodes then begin elsewhere.
 START_PUSH = (0, 12)
 # Where a policy drives it may be lost for good; its steps after these teach little.
-POLICY_STEPS = 200
+POLICY_STEPS = 160
 # A render costs as much as ten steps; neighbouring frames hardly differ.
-FRAMES_EVERY, LABEL_EVERY = 3, 4
+FRAMES_EVERY = 3
 # With until = "lift" an episode is over when the object is this much higher, m.
 LIFTED_M = 0.05
 
@@ -57,7 +57,7 @@ class CollectJob:
     task: int
     number: int
     displaced: bool
-    image_size: int = 128
+    image_size: int = 256
     seed: int = 0
     policy: str = ""
     instruction_of: int = -1
@@ -96,7 +96,7 @@ def head(image_size: int, frames_every: int = FRAMES_EVERY, until: str = "end") 
         "camera_pixels": image_size,
         "frames_every": frames_every,
         "until": until,
-        "image_size": COMPACT.image.size,
+        "image_size": EMBEDDED.image.size,
         "horizon": spec.horizon,
         "period_s": spec.period_s,
         "action_names": list(spec.names),
@@ -150,7 +150,7 @@ def keep(name: str, recording: Recording, folder: DemoFolder) -> int:
     for leftover in (bag, bag.with_name(f"{name}.incomplete")):
         shutil.rmtree(leftover, ignore_errors=True)
     write_recording(bag, recording)
-    samples = index_bag(bag, COMPACT.image, COMPACT.cameras)
+    samples = index_bag(bag, EMBEDDED.image, EMBEDDED.cameras)
     save_samples(folder.index / f"{name}.npz", samples)
     return len(samples)
 
@@ -224,17 +224,16 @@ def _driven_by_policy(env: LiberoEnv, reader: SceneReader, recording: Recording,
     chunk = None
     while not done and env.step_count < POLICY_STEPS:
         row = env.step_count % LIBERO_ACTION_SPEC.horizon
-        if env.step_count % LABEL_EVERY == 0:
+        if row == 0:
             label = relabel(env, reader, LIBERO_ACTION_SPEC.horizon)
             seen = _record(env, reader.read(), recording)
             recording.actions.append((env.step_count * CONTROL_PERIOD_NS, model_rows(label)))
-            if row == 0:
-                images = {name: seen.images[name] for name in COMPACT.cameras}
-                try:
-                    chunk = policy.act(Observation(images, proprio(seen), env.instruction)).chunk
-                except ActionRejected:
-                    # What led there is labelled; nothing of the chunk may be executed.
-                    break
+            images = {name: seen.images[name] for name in EMBEDDED.cameras}
+            try:
+                chunk = policy.act(Observation(images, proprio(seen), env.instruction)).chunk
+            except ActionRejected:
+                # What led there is labelled; nothing of the chunk may be executed.
+                break
         assert chunk is not None
         outcome = env.step(chunk_row_to_env(chunk.data[row]))
         done, success = outcome.done, outcome.success
@@ -242,14 +241,17 @@ def _driven_by_policy(env: LiberoEnv, reader: SceneReader, recording: Recording,
 
 
 def _record(env: LiberoEnv, scene: Scene, recording: Recording) -> Any:
-    """Add what a robot would see now, and where target and goal are."""
+    """Add what a robot would see now, and where target, place and all objects are."""
     seen = env.observe()
     stamp = env.step_count * CONTROL_PERIOD_NS
     for camera, image in seen.images.items():
         recording.images[camera][stamp] = encode_jpeg(image)
     recording.robot[stamp] = (seen.joint_positions, seen.ee_position, seen.ee_quaternion)
     goal = scene.next_goal or scene.goals[-1]
-    recording.keypoints[stamp] = np.stack([scene.items[goal.item].centre, goal.at])
+    items = sorted(scene.items)
+    recording.keypoint_names = (*KEYPOINT_NAMES, *items)
+    points = [scene.items[goal.item].centre, goal.at, *(scene.items[name].centre for name in items)]
+    recording.keypoints[stamp] = np.stack(points)
     return seen
 
 

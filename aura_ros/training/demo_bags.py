@@ -2,7 +2,8 @@
 
 Topics, relative names: `images/CAMERA/compressed`, `joint_states`, `ee_pose`, `instruction`, `action`. An ActionChunk of
 one row is the action executed in the period that begins at its stamp; one with a row for each step of the horizon is
-an expert's plan for the observation of that stamp (DAgger), and counts before the former. `keypoints` is optional.
+an expert's plan for the observation of that stamp (DAgger), and counts before the former. `keypoints` is optional, and
+`keypoint_names`, with commas between, says what they are: where nothing does, target and place.
 """
 
 from __future__ import annotations
@@ -23,19 +24,20 @@ from aura_ros.policy.units import to_controller, to_si
 from aura_ros.report.bag import BagTopic, BagWriter, qos
 from aura_ros.report.definitions import typestore
 from aura_ros.report.reading import read_bag
-from aura_ros.training.demonstrations import Samples
+from aura_ros.training.demonstrations import KEYPOINT_NAMES, Samples
 from aura_ros.types import LIBERO_ACTION_SPEC, ActionSpec, FloatArray
 
 FINGERS = ("panda_finger_joint1", "panda_finger_joint2")
-KEYPOINTS = 2
 TYPES = {
     "joint_states": "sensor_msgs/msg/JointState",
     "ee_pose": "geometry_msgs/msg/PoseStamped",
     "instruction": "std_msgs/msg/String",
     "action": "aura_ros/msg/ActionChunk",
     "keypoints": "geometry_msgs/msg/PoseArray",
+    "keypoint_names": "std_msgs/msg/String",
 }
 COMPRESSED = "sensor_msgs/msg/CompressedImage"
+LATCHED = ("instruction", "keypoint_names")
 
 
 @dataclass
@@ -43,7 +45,7 @@ class Recording:
     """An episode as it is recorded. Stamps are ns.
 
     images: camera -> stamp -> JPEG. robot: stamp -> joint positions [9], hand position [3], quaternion x y z w [4].
-    actions: (stamp, rows [k, D]), controller units, gripper 1 open. keypoints: stamp -> float [KEYPOINTS, 3], m.
+    actions: (stamp, rows [k, D]), controller units, gripper 1 open. keypoints: stamp -> float [K, 3], m.
     """
 
     instruction: str
@@ -52,13 +54,15 @@ class Recording:
     robot: dict[int, tuple[Any, Any, Any]] = field(default_factory=dict)
     actions: list[tuple[int, FloatArray]] = field(default_factory=list)
     keypoints: dict[int, npt.NDArray[np.float64]] = field(default_factory=dict)
+    keypoint_names: Sequence[str] = KEYPOINT_NAMES
 
 
 def write_recording(path: Path, recording: Recording, spec: ActionSpec = LIBERO_ACTION_SPEC) -> None:
     """Write the bag, whole or not at all. Raises UserError as `BagWriter` does."""
     topics = {f"images/{camera}/compressed": COMPRESSED for camera in recording.images} | TYPES
     messages: list[tuple[int, str, Any]] = [
-        (0, "instruction", _make(TYPES["instruction"], data=recording.instruction))
+        (0, "instruction", _make(TYPES["instruction"], data=recording.instruction)),
+        (0, "keypoint_names", _make(TYPES["keypoint_names"], data=",".join(recording.keypoint_names))),
     ]
     for camera, frames in recording.images.items():
         for stamp, data in frames.items():
@@ -90,7 +94,7 @@ def write_recording(path: Path, recording: Recording, spec: ActionSpec = LIBERO_
     store = typestore()
     writer = BagWriter(
         path,
-        [BagTopic(f"/{name}", kind, qos(latched=name == "instruction")) for name, kind in topics.items()],
+        [BagTopic(f"/{name}", kind, qos(latched=name in LATCHED)) for name, kind in topics.items()],
     )
     for stamp, topic, message in sorted(messages, key=lambda item: item[0]):
         writer.write(f"/{topic}", stamp, bytes(store.serialize_cdr(message, topics[topic])))
@@ -110,6 +114,8 @@ def index_bag(
     Raises UserError for a bag that lacks a topic or joint, or whose actions are others than `spec` names.
     """
     streams = _read(path, cameras)
+    named = streams.pop("keypoint_names")
+    names = tuple(named[0].data.split(",")) if named else KEYPOINT_NAMES
     period = round(spec.period_s * 1e9)
     times = {name: np.array(sorted(stream), np.int64) for name, stream in streams.items()}
     rows = {stamp: data[0] for stamp, data in _actions(path, streams["action"], spec, 1).items()}
@@ -131,27 +137,33 @@ def index_bag(
         found["images"].append([_image(path, frame, image) for frame in frames])
         found["proprio"].append(_proprio(path, joined["joint_states"], joined["ee_pose"], fingers))
         found["actions"].append(label)
-        found["keypoints"].append(_points(joined.get("keypoints")))
+        found["keypoints"].append(_points(joined.get("keypoints"), len(names)))
         found["step"].append(round((int(stamp) - first) / period))
     size, count = image.size, len(found["step"])
     return Samples(
         images=np.array(found["images"], np.uint8).reshape(count, len(cameras), size, size, 3),
         proprio=np.array(found["proprio"], np.float32).reshape(count, 8),
         actions=np.array(found["actions"], np.float32).reshape(count, spec.horizon, spec.dim),
-        keypoints=np.array(found["keypoints"], np.float32).reshape(count, KEYPOINTS, 3),
+        keypoints=np.array(found["keypoints"], np.float32).reshape(count, len(names), 3),
         step=np.array(found["step"], np.int64),
+        keypoint_names=names,
     )
 
 
 def _read(path: Path, cameras: Sequence[str]) -> dict[str, dict[int, Any]]:
     """Topic (its end, whatever the namespace) -> stamp, ns -> message. Raises UserError for a topic without messages."""
     wanted = ["joint_states", "ee_pose", *(f"images/{camera}/compressed" for camera in cameras)]
-    streams: dict[str, dict[int, Any]] = {name: {} for name in (*wanted, "action", "plan", "keypoints")}
+    streams: dict[str, dict[int, Any]] = {
+        name: {} for name in (*wanted, "action", "plan", "keypoints", "keypoint_names")
+    }
     seen: set[str] = set()
     source: dict[str, str] = {}
     for topic, _, message in read_bag(path):
         seen.add(topic)
-        name = next((n for n in (*wanted, "action", "keypoints") if f"/{topic}".endswith(f"/{n}")), None)
+        name = next(
+            (n for n in (*wanted, "action", "keypoints", "keypoint_names") if f"/{topic}".endswith(f"/{n}")),
+            None,
+        )
         if name is None:
             continue
         kind = TYPES.get(name, COMPRESSED)
@@ -163,6 +175,9 @@ def _read(path: Path, cameras: Sequence[str]) -> dict[str, dict[int, Any]]:
             raise UserError(
                 f"bag '{path}' has both '{source[name]}' and '{topic}'; keep one, as with ros2 bag convert"
             )
+        if name == "keypoint_names":
+            streams[name][0] = message
+            continue
         stream = "plan" if name == "action" and message.horizon > 1 else name
         stamp = message.header.stamp
         streams[stream][stamp.sec * 10**9 + stamp.nanosec] = message
@@ -243,11 +258,11 @@ def _proprio(path: Path, joints: Any, pose: Any, fingers: Sequence[str]) -> Floa
     return np.array([p.x, p.y, p.z, *turn, *opening], np.float32)
 
 
-def _points(message: Any) -> FloatArray:
-    """float32 [KEYPOINTS, 3], NaN where there is none."""
-    poses = [] if message is None else message.poses[:KEYPOINTS]
+def _points(message: Any, count: int) -> FloatArray:
+    """float32 [count, 3], NaN where there is none."""
+    poses = [] if message is None else message.poses[:count]
     points = [(pose.position.x, pose.position.y, pose.position.z) for pose in poses]
-    points += [(np.nan,) * 3] * (KEYPOINTS - len(points))
+    points += [(np.nan,) * 3] * (count - len(points))
     return np.array(points, np.float32)
 
 

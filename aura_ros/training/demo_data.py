@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aura_ros.errors import UserError
-from aura_ros.training.demonstrations import DemoFolder, Samples, check_alike
+from aura_ros.training.demonstrations import ARRAYS, KEYPOINT_NAMES, DemoFolder, Samples, check_alike
 from aura_ros.types import FloatArray
 
 # A twentieth of the episodes, by their names, is for validation.
@@ -64,7 +64,7 @@ def load_data(folders: Sequence[DemoFolder], policy_weight: float) -> DemoData:
             held.append(zlib.crc32(str(episode["id"]).encode()) % VALIDATION_SHARE == 0)
     if all(held):
         held = [False] * len(held)
-    samples = Samples(*(np.concatenate([getattr(p, f) for p in parts]) for f in Samples.__dataclass_fields__))
+    samples = _together(parts)
     if not len(samples):
         raise UserError(
             "the demonstrations hold no sample: no frame has all its actions; record longer episodes"
@@ -78,6 +78,24 @@ def load_data(folders: Sequence[DemoFolder], policy_weight: float) -> DemoData:
     totals = Counter(dict(enumerate(np.bincount(which, weight, len(instructions)))))
     weight = weight / np.array([max(totals[w], 1e-12) for w in which])
     return DemoData(samples, instructions, which, weight / weight.sum(), validation, head, len(parts))
+
+
+def _together(parts: Sequence[Samples]) -> Samples:
+    """One after the other; a keypoint that some have is NaN in the others."""
+    more = {name for part in parts for name in part.keypoint_names} - set(KEYPOINT_NAMES)
+    names = (*KEYPOINT_NAMES, *sorted(more))
+    arrays = {
+        name: np.concatenate([getattr(part, name) for part in parts])
+        for name in ARRAYS
+        if name != "keypoints"
+    }
+    keypoints = np.full((len(arrays["step"]), len(names), 3), np.nan, np.float32)
+    row = 0
+    for part in parts:
+        columns = [names.index(name) for name in part.keypoint_names]
+        keypoints[row : row + len(part), columns] = part.keypoints
+        row += len(part)
+    return Samples(**arrays, keypoints=keypoints, keypoint_names=names)
 
 
 def statistics(data: DemoData, key: str) -> dict[str, Any]:

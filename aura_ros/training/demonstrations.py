@@ -27,6 +27,9 @@ from aura_ros.types import FloatArray
 FORMAT = 1
 HEAD, LINES, BAGS, INDEX = "demos.json", "episodes.jsonl", "bags", "index"
 ARRAYS = {"images": 5, "proprio": 2, "actions": 3, "keypoints": 3, "step": 1}
+# The keypoints of a bag that does not name its own.
+KEYPOINT_NAMES = ("target", "place")
+NAMES = "keypoint_names"
 # What episodes of one folder, and of folders that are trained on together, must have in common.
 SHARED = ("cameras", "horizon", "image_size", "action_names", "period_s")
 
@@ -37,7 +40,7 @@ class Samples:
 
     images: uint8 [F, cameras, S, S, 3], at the network's size, before its crop. proprio: float32 [F, P], SI.
     actions: float32 [F, horizon, D], controller units, the gripper as the model has it (1 open). keypoints: float32
-    [F, K, 3], m, NaN where unknown. step: int64 [F], periods since the first message.
+    [F, K, 3], m, NaN where unknown; keypoint_names: K. step: int64 [F], periods since the first message.
     """
 
     images: npt.NDArray[np.uint8]
@@ -45,6 +48,7 @@ class Samples:
     actions: FloatArray
     keypoints: FloatArray
     step: npt.NDArray[np.int64]
+    keypoint_names: tuple[str, ...] = KEYPOINT_NAMES
 
     def __len__(self) -> int:
         return len(self.step)
@@ -55,7 +59,9 @@ def save_samples(path: Path, samples: Samples) -> None:
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
     try:
         with temporary.open("wb") as stream:
-            np.savez(stream, **{name: getattr(samples, name) for name in ARRAYS})
+            arrays = {name: getattr(samples, name) for name in ARRAYS}
+            arrays[NAMES] = np.array(samples.keypoint_names, np.str_)
+            np.savez(stream, **arrays)
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(temporary, path)
@@ -69,13 +75,15 @@ def load_samples(path: Path) -> Samples:
     """Read one. Raises UserError for a file that is missing, cut off, or not what `save_samples` writes."""
     try:
         with np.load(path, allow_pickle=False) as file:
-            samples = Samples(**{name: file[name] for name in ARRAYS})
+            names = tuple(str(name) for name in file[NAMES]) if NAMES in file else KEYPOINT_NAMES
+            samples = Samples(**{name: file[name] for name in ARRAYS}, keypoint_names=names)
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise UserError(
             f"'{path}' is no index of demonstrations ({type(error).__name__}: {error}); delete it and index its bag again"
         ) from error
     lengths = {len(getattr(samples, name)) for name in ARRAYS}
     wrong = [name for name, dims in ARRAYS.items() if getattr(samples, name).ndim != dims]
+    wrong += [] if wrong or samples.keypoints.shape[1:] == (len(names), 3) else [NAMES]
     if wrong or len(lengths) != 1 or not np.isfinite(samples.actions).all():
         raise UserError(f"'{path}' has arrays that do not fit together; delete it and index its bag again")
     return samples

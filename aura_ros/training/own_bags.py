@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aura_ros.backbones.openvla_oft.config import COMPACT
+from aura_ros.backbones.openvla_oft.config import EMBEDDED
 from aura_ros.errors import UserError
 from aura_ros.report.reading import read_bag
 from aura_ros.training.demo_bags import index_bag
@@ -33,7 +33,7 @@ class IndexJob:
 def index(job: IndexJob) -> dict[str, Any]:
     """Write the bag's samples; what a worker does. Returns its line. Raises UserError for a bag that cannot be used."""
     path = Path(job.bag)
-    samples = index_bag(path, COMPACT.image, COMPACT.cameras, fingers=job.fingers)
+    samples = index_bag(path, EMBEDDED.image, EMBEDDED.cameras, fingers=job.fingers)
     if not len(samples):
         raise UserError(
             f"bag '{path}' has no observation with an action for each of its next eight periods; record actions at the "

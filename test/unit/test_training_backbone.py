@@ -16,7 +16,7 @@ from real_libero import needs_libero
 from aura_ros.backbones.openvla_oft.api import OpenVlaOft
 from aura_ros.backbones.openvla_oft.attention import attend
 from aura_ros.backbones.openvla_oft.config import COMPACT, EMBEDDED, ImageConfig, OftConfig, TowerConfig
-from aura_ros.backbones.openvla_oft.processing import centre_crop, normalise_pixels
+from aura_ros.backbones.openvla_oft.processing import PIXEL_MEAN, PIXEL_STD, centre_crop, normalise_pixels
 from aura_ros.backbones.openvla_oft.tokenizer import WordsTokenizer, prompt_ids
 from aura_ros.errors import UserError
 from aura_ros.training.augment import STILL, Jitter, prepare_batch
@@ -24,12 +24,14 @@ from aura_ros.training.backbone import BackboneTrainConfig, BackboneTrainer, fit
 from aura_ros.training.collection import head
 from aura_ros.training.demo_data import ROTATION_FLOOR, load_data, statistics
 from aura_ros.training.demonstrations import DemoFolder, Samples, save_samples
+from aura_ros.training.keypoints import KeypointHead, normalised_points
 from aura_ros.types import Observation
 
 SIZE = 32
 SMALL = dataclasses.replace(
     EMBEDDED,
     image=ImageConfig(size=SIZE),
+    patch=16,
     dino=TowerConfig(width=16, depth=2, heads=2, mlp_width=16, stem="conv", class_token=True),
     siglip=TowerConfig(width=16, depth=2, heads=2, mlp_width=16, stem="conv"),
     language=dataclasses.replace(EMBEDDED.language, hidden=32, intermediate=32, layers=1, heads=2),
@@ -236,6 +238,44 @@ def test_without_jitter_a_batch_is_what_inference_sees():
     assert not blank.any()
 
 
+def test_what_is_multiplied_out_in_a_batch_equals_the_steps_one_by_one():
+    images = np.random.default_rng(1).integers(0, 255, (3, 2, SIZE, SIZE, 3), np.uint8)
+    found = prepare_batch(images, SMALL.image, np.random.default_rng(4), Jitter(shift=0.0))
+    still = prepare_batch(images, SMALL.image, np.random.default_rng(4), STILL)
+    rng = np.random.default_rng(4)
+    rng.uniform(size=(6, 1, 1, 2))
+    factor, level = rng.uniform(-0.1, 0.1, (2, 6, 1, 1, 1))
+    mean, std = (np.tile(values.ravel(), 2)[None, :, None, None] for values in (PIXEL_MEAN, PIXEL_STD))
+    light = (255 * (still.numpy() * std + mean)).reshape(6, 6, SIZE, SIZE)
+    wanted = np.clip(light * (1 + factor) + 255 * level, 0, 255).reshape(3, 12, SIZE, SIZE)
+    np.testing.assert_allclose(found.numpy(), (wanted / 255 - mean) / std, atol=1e-5)
+
+
+def test_keypoints_that_are_not_known_leave_finite_gradients_and_the_others_count():
+    torch.manual_seed(0)
+    head = KeypointHead(8, 4)
+    rows, points = torch.randn(2, 5, 8, requires_grad=True), torch.zeros(2, 4, 3)
+    points[:, 1:] = torch.nan
+    points[0, 3] = 1.0
+    loss = head.loss(rows, points)
+    loss.backward()
+    assert torch.isfinite(rows.grad).all()
+    found = head(rows)
+    wanted = (found[:, 0].abs().mean() + (found[0, 3] - 1.0).abs().mean()) / 2
+    torch.testing.assert_close(loss, wanted)
+    assert head.loss(rows, torch.full((2, 4, 3), torch.nan)).item() == 0.0
+
+
+def test_a_keypoint_is_what_the_row_says_that_is_sure():
+    head = KeypointHead(4, 1)
+    with torch.no_grad():
+        head.weigh.weight.copy_(torch.tensor([[100.0, 0, 0, 0]]))
+        head.say.weight.copy_(torch.eye(4)[1:])
+        head.say.bias.zero_()
+    rows = torch.tensor([[[0.0, 9, 9, 9], [1.0, 1, 2, 3], [0.0, 8, 8, 8]]])
+    torch.testing.assert_close(head(rows)[0, 0], torch.tensor([1.0, 2.0, 3.0]))
+
+
 def test_statistics_leave_the_gripper_and_give_rotations_room(data):
     found = statistics(data, "mine")["mine"]
     assert found["action"]["mask"] == [True] * 6 + [False]
@@ -257,7 +297,7 @@ def test_data_made_for_another_network_are_refused(data):
     wrong = dataclasses.replace(data, head={**data.head, "cameras": ["front"]})
     with pytest.raises(UserError, match=r"have cameras \['front'\], the network \['agentview', 'wrist'\]"):
         BackboneTrainer(wrong, SHORT, network=SMALL)
-    with pytest.raises(UserError, match="have image_size 32, the network 112"):
+    with pytest.raises(UserError, match="have image_size 32, the network 224"):
         BackboneTrainer(data, SHORT)
 
 
@@ -331,3 +371,10 @@ def test_dagger_needs_demonstrations_that_the_expert_can_redo(train, folder):
     status, _, error = train("--demos", folder.folder, "--out", "p.safetensors", "--dagger", 1)
     assert (status, error.count("\n")) == (2, 1)
     assert "of no LIBERO task" in error
+
+
+def test_points_are_normalised_by_what_is_known_of_each():
+    points = np.array([[[0.0, 1, 2], [np.nan] * 3], [[2.0, 3, 4], [np.nan] * 3]], np.float32)
+    found = normalised_points(points)
+    np.testing.assert_allclose(found[:, 0], [[-1] * 3, [1] * 3], atol=2e-3)
+    assert np.isnan(found[:, 1]).all()

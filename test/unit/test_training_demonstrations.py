@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
@@ -20,7 +21,16 @@ from aura_ros.report.definitions import typestore
 from aura_ros.report.reading import read_bag
 from aura_ros.sim.libero import JOINT_NAMES, SimObservation, proprio
 from aura_ros.training.demo_bags import FINGERS, Recording, index_bag, write_recording
-from aura_ros.training.demonstrations import DemoFolder, Samples, check_alike, load_samples, save_samples
+from aura_ros.training.demo_data import load_data
+from aura_ros.training.demonstrations import (
+    LINES,
+    DemoFolder,
+    Samples,
+    check_alike,
+    load_samples,
+    save_samples,
+)
+from aura_ros.types import LIBERO_ACTION_SPEC
 
 PERIOD = 50_000_000
 CAMERAS = ("agentview", "wrist")
@@ -73,6 +83,42 @@ def test_what_is_written_is_what_is_read(indexed):
     joints, position, quaternion = recorded().robot[4 * PERIOD]
     seen = SimObservation({}, JOINT_NAMES, joints, joints, position, quaternion, joints[-2:], 0.2, 4)
     np.testing.assert_array_equal(samples.proprio[2], proprio(seen))
+
+
+def test_keypoints_keep_their_names_through_bag_and_index(tmp_path):
+    episode = recorded()
+    episode.keypoint_names = ("target", "place", "soup_1")
+    for step in (0, 2, 4, 6):
+        episode.keypoints[step * PERIOD] = np.arange(9.0).reshape(3, 3) + step
+    write_recording(tmp_path / "bag", episode)
+    found = index_bag(tmp_path / "bag", COMPACT.image, CAMERAS)
+    assert found.keypoint_names == ("target", "place", "soup_1")
+    np.testing.assert_array_equal(found.keypoints[1], np.arange(9.0).reshape(3, 3) + 2)
+    save_samples(tmp_path / "a.npz", found)
+    assert load_samples(tmp_path / "a.npz").keypoint_names == found.keypoint_names
+    wrong = dataclasses.replace(found, keypoint_names=("target", "place"))
+    save_samples(tmp_path / "a.npz", wrong)
+    with pytest.raises(UserError, match="do not fit together"):
+        load_samples(tmp_path / "a.npz")
+
+
+def test_episodes_with_different_keypoints_are_trained_on_together(tmp_path):
+    folder = DemoFolder(tmp_path)
+    folder.prepare({**HEAD, "action_names": list(LIBERO_ACTION_SPEC.names)})
+    one = dataclasses.replace(
+        samples(), keypoints=np.ones((3, 3, 3), np.float32), keypoint_names=("target", "place", "soup_1")
+    )
+    other = dataclasses.replace(samples(2), keypoints=np.full((2, 2, 3), 2.0, np.float32))
+    lines = []
+    for name, part in (("a", one), ("b", other)):
+        save_samples(folder.index / f"{name}.npz", part)
+        lines.append(json.dumps({"id": name, "instruction": "x", "frames": len(part)}))
+    (tmp_path / LINES).write_text("\n".join(lines) + "\n")
+    found = load_data([folder], 2.0).samples
+    assert found.keypoint_names == ("target", "place", "soup_1")
+    assert (found.keypoints[:3] == 1.0).all()
+    assert (found.keypoints[3:, :2] == 2.0).all()
+    assert np.isnan(found.keypoints[3:, 2]).all()
 
 
 def test_a_topic_of_another_type_or_two_of_one_name_are_refused(tmp_path):

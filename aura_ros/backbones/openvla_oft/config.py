@@ -274,9 +274,12 @@ COMPACT = OftConfig(
     tokenizer="byte",
 )
 
-# What is trained here on demonstrations: COMPACT's architecture with a stem and a tokenizer that learn from little.
+# What is trained here on demonstrations: COMPACT's architecture with a stem and a tokenizer that learn from little, and
+# with the 7B's image size: in LIBERO's agentview a bottle is 9 of 112 pixels wide, too few to tell it from its neighbours.
 EMBEDDED = dataclasses.replace(
     COMPACT,
+    image=ImageConfig(size=224),
+    patch=32,
     dino=dataclasses.replace(COMPACT.dino, stem="conv"),
     siglip=dataclasses.replace(COMPACT.siglip, stem="conv"),
     language=LanguageConfig(hidden=160, intermediate=320, layers=4, heads=5, vocab=1024),
