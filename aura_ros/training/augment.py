@@ -19,10 +19,10 @@ from aura_ros.backbones.openvla_oft.processing import PIXEL_MEAN, PIXEL_STD
 class Jitter:
     """How much is varied. shift: pixels that the crop moves at most. light: share of contrast and brightness.
 
-    A pixel of the network's image is about a centimetre of the table, so that a shift blurs where things are by as much.
+    A pixel of the network's image is about half a centimetre of the table; a shift blurs where things are by as much.
     """
 
-    shift: float = 1.0
+    shift: float = 2.0
     light: float = 0.1
 
 

@@ -75,13 +75,15 @@ class CollectJob:
 
     @property
     def episode(self) -> EpisodeConfig:
-        """Initial state, fixture seed and arrangement follow from the number. Raises UserError."""
+        """Initial state, fixture seed and arrangement follow from seed and number. Raises UserError."""
+        fixtures = self.seed * 100_000 + self.number
         return EpisodeConfig(
             suite=self.suite,
             task=self.task,
             init_state=self.number % TRAINED_STATES,
-            seed=self.seed * 100_000 + self.number,
-            displaced=self.number + 1 if self.displaced else 0,
+            seed=fixtures,
+            # Another seed's arrangements are others: a policy is corrected in what it has not seen.
+            displaced=fixtures + 1 if self.displaced else 0,
             instruction_of=self.instruction_of,
             image_size=self.image_size,
         )

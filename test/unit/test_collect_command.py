@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from real_libero import needs_libero
 
+from aura_ros.bench.evaluation import JUDGED
 from aura_ros.collect_command import MAX_SEED
 from aura_ros.eval_command import FIRST_SEED
 from aura_ros.training.collection import TRAINED_STATES, CollectJob, _pushes, model_rows
@@ -63,6 +64,19 @@ def test_another_policy_s_episodes_are_others_and_no_seed_is_of_those_that_judge
     assert job.key != dataclasses.replace(job, policy_hash="b" * 64).key
     most = CollectJob("d", "libero_object", 0, 3 * 30_000 - 1, True, seed=MAX_SEED)
     assert most.episode.seed < FIRST_SEED
+    assert most.episode.displaced < JUDGED + FIRST_SEED
+
+
+def test_another_seed_s_arrangements_are_others():
+    # Correcting a policy in the arrangements that it was trained on would teach little.
+    found = [
+        {
+            CollectJob("d", "libero_object", 0, number, True, seed=seed).episode.displaced
+            for number in range(400)
+        }
+        for seed in (0, 1, 2)
+    ]
+    assert len(set.union(*found)) == 1200
 
 
 def test_pushes_are_bursts_with_rests_between():
