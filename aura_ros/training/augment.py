@@ -22,7 +22,7 @@ class Jitter:
     A pixel of the network's image is about half a centimetre of the table; a shift blurs where things are by as much.
     """
 
-    shift: float = 2.0
+    shift: float = 1.0
     light: float = 0.1
 
 

@@ -38,7 +38,7 @@ from aura_ros.config import check_fields, option
 from aura_ros.errors import UserError
 from aura_ros.training.augment import STILL, Jitter, prepare_batch
 from aura_ros.training.demo_data import DemoData, statistics
-from aura_ros.training.keypoints import KeypointHead, normalised_points
+from aura_ros.training.keypoints import Keypoints, normalised_points
 from aura_ros.training.objective import learning_rate
 
 UNKNOWN = "unknown"
@@ -64,7 +64,7 @@ class BackboneTrainConfig:
     proprio_noise: float = option(0.02, "added to normalised proprioception", minimum=0.0, maximum=1.0)
     forget: float = option(0.1, "share of samples whose instruction is 'unknown'", minimum=0.0, maximum=1.0)
     policy_weight: float = option(2.0, "of samples where a policy drove", minimum=0.0, maximum=1000.0)
-    keypoint_weight: float = option(0.3, "of the auxiliary loss on keypoints", minimum=0.0, maximum=100.0)
+    keypoint_weight: float = option(1.0, "of the auxiliary loss on keypoints", minimum=0.0, maximum=100.0)
     precision: str = option(
         "float32",
         "of the products in training; bfloat16 is faster where the processor computes with it (avx512_bf16, amx, GPUs)",
@@ -119,9 +119,14 @@ class BackboneTrainer:
         self.model.load_state_dict({name: tensor.float() for name, tensor in tensors.items()}, strict=False)
         self.model.to(self.device)
         torch.manual_seed(config.seed)
-        self.keypoints = KeypointHead(network.language.hidden, data.samples.keypoints.shape[1]).to(
-            self.device
-        )
+        self.keypoints = Keypoints(
+            network.language.hidden,
+            data.samples.keypoints.shape[1],
+            len(network.cameras),
+            network.proprio_dim,
+        ).to(self.device)
+        self._patches = torch.empty(0)
+        self.model.projector.register_forward_hook(self._keep_patches)
         self.average = {name: p.detach().clone() for name, p in self.model.named_parameters()}
         self.best = {name: p.clone() for name, p in self.average.items()}
         self.best_loss, self.step = math.inf, 0
@@ -287,10 +292,13 @@ class BackboneTrainer:
         if training and config.keypoint_weight:
             points = torch.from_numpy(self._points[rows]).to(device)
             # After BOS come the patches of every image.
-            images = len(self.network.cameras) * self.network.patches_per_image
-            off = self.keypoints.loss(output.hidden_states[:, 1 : 1 + images], points)
+            images = output.hidden_states[:, 1 : 1 + self._patches.shape[1]]
+            off = self.keypoints.loss(images, self._patches, torch.from_numpy(proprio).to(device), points)
             loss = loss + config.keypoint_weight * off
         return loss, float(plain.detach())
+
+    def _keep_patches(self, module: nn.Module, inputs: Any, output: Tensor) -> None:
+        self._patches = output
 
     @torch.no_grad()
     def _put(self, tensors: dict[str, Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""An auxiliary head of training that must say where things are, so that images are read for that; dropped after."""
+"""Auxiliary heads of training that must say where things are, so that images are read for that; dropped after."""
 
 from __future__ import annotations
 
@@ -30,18 +30,48 @@ class KeypointHead(nn.Module):
             said = self.say(rows.float()).unflatten(-1, (-1, 3))
             return torch.einsum("brk,brkc->bkc", weights, said)
 
-    def loss(self, rows: Tensor, points: Tensor) -> Tensor:
-        """Mean L1 where `points`, [B, keypoints, 3], are known, of what the instruction is about and of all else alike."""
-        found, known = self(rows), torch.isfinite(points)
-        middle = len(KEYPOINT_NAMES)
-        parts = []
-        for part in (slice(None, middle), slice(middle, None)):
-            known_part = known[:, part]
-            if bool(known_part.any()):
-                # Chosen before they are compared: the gradient of what is not known would be NaN, not 0.
-                off = found[:, part][known_part] - points[:, part][known_part]
-                parts.append(off.abs().mean())
-        return torch.stack(parts).mean() if parts else found.new_zeros(())
+
+class Keypoints(nn.Module):
+    """What hidden states, and patches before the trunk, must tell of positions.
+
+    late: what the instruction is about, and every named object, from the image rows of the hidden states. early: the named
+    objects, from each camera's patches and where the hand is. Without the early part it takes four times as many steps until
+    objects of a patch's size are found within theirs.
+    """
+
+    def __init__(self, hidden: int, keypoints: int, cameras: int, proprio_dim: int) -> None:
+        super().__init__()
+        self.cameras, self.named = cameras, keypoints - len(KEYPOINT_NAMES)
+        self.late = KeypointHead(hidden, keypoints)
+        heads = cameras if self.named else 0
+        self.early = nn.ModuleList(KeypointHead(hidden, self.named) for _ in range(heads))
+        # A camera on the hand sees where objects are from there.
+        self.hand = nn.ModuleList(
+            nn.Linear(proprio_dim, self.named * 3, bias=False) for _ in range(heads if proprio_dim else 0)
+        )
+
+    def loss(self, rows: Tensor, patches: Tensor, proprio: Tensor, points: Tensor) -> Tensor:
+        """Mean L1 where `points` are known, [B, keypoints, 3], normalised.
+
+        rows, patches: of all cameras' images, [B, cameras x R, hidden]. proprio: normalised, [B, P].
+        """
+        first = len(KEYPOINT_NAMES)
+        late, named = self.late(rows), points[:, first:]
+        parts = [_off(late[:, :first], points[:, :first]), _off(late[:, first:], named)]
+        for camera, part in enumerate(patches.chunk(self.cameras, dim=1) if self.named else ()):
+            early = self.early[camera](part)
+            if self.hand:
+                early = early + self.hand[camera](proprio).unflatten(-1, (-1, 3))
+            parts.append(_off(early, named))
+        known = [part for part in parts if part is not None]
+        return torch.stack(known).mean() if known else late.new_zeros(())
+
+
+def _off(found: Tensor, points: Tensor) -> Tensor | None:
+    """Mean L1 of the known; None where nothing is."""
+    known = torch.isfinite(points)
+    # Chosen before they are compared: the gradient of what is not known would be NaN, not 0.
+    return (found[known] - points[known]).abs().mean() if bool(known.any()) else None
 
 
 def normalised_points(points: FloatArray) -> FloatArray:

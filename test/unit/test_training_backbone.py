@@ -24,7 +24,7 @@ from aura_ros.training.backbone import BackboneTrainConfig, BackboneTrainer, fit
 from aura_ros.training.collection import head
 from aura_ros.training.demo_data import ROTATION_FLOOR, load_data, statistics
 from aura_ros.training.demonstrations import DemoFolder, Samples, save_samples
-from aura_ros.training.keypoints import KeypointHead, normalised_points
+from aura_ros.training.keypoints import KeypointHead, Keypoints, normalised_points
 from aura_ros.types import Observation
 
 SIZE = 32
@@ -253,17 +253,26 @@ def test_what_is_multiplied_out_in_a_batch_equals_the_steps_one_by_one():
 
 def test_keypoints_that_are_not_known_leave_finite_gradients_and_the_others_count():
     torch.manual_seed(0)
-    head = KeypointHead(8, 4)
-    rows, points = torch.randn(2, 5, 8, requires_grad=True), torch.zeros(2, 4, 3)
+    heads = Keypoints(8, 4, cameras=2, proprio_dim=3)
+    rows, patches = (torch.randn(2, 10, 8, requires_grad=True) for _ in range(2))
+    proprio, points = torch.randn(2, 3), torch.zeros(2, 4, 3)
     points[:, 1:] = torch.nan
     points[0, 3] = 1.0
-    loss = head.loss(rows, points)
+    loss = heads.loss(rows, patches, proprio, points)
     loss.backward()
     assert torch.isfinite(rows.grad).all()
-    found = head(rows)
-    wanted = (found[:, 0].abs().mean() + (found[0, 3] - 1.0).abs().mean()) / 2
-    torch.testing.assert_close(loss, wanted)
-    assert head.loss(rows, torch.full((2, 4, 3), torch.nan)).item() == 0.0
+    assert torch.isfinite(patches.grad).all()
+    late = heads.late(rows)
+    early = [
+        heads.early[camera](patches[:, 5 * camera : 5 * camera + 5])
+        + heads.hand[camera](proprio).reshape(2, 2, 3)
+        for camera in range(2)
+    ]
+    wanted = [late[:, 0].abs().mean(), *((part[0, -1] - 1.0).abs().mean() for part in (late, *early))]
+    torch.testing.assert_close(loss, torch.stack(wanted).mean())
+    assert heads.loss(rows, patches, proprio, torch.full((2, 4, 3), torch.nan)).item() == 0.0
+    unnamed = Keypoints(8, 2, cameras=2, proprio_dim=0).loss(rows, patches, proprio, points[:, :2])
+    assert torch.isfinite(unnamed)
 
 
 def test_a_keypoint_is_what_the_row_says_that_is_sure():
