@@ -1,4 +1,5 @@
-"""Bring checkpoints/README.md up to date with the shipped policy and with results/policy/eval.jsonl (`aura eval --out`)."""
+"""Bring checkpoints/README.md up to date with the shipped policy and with results/policy: eval.jsonl (`aura eval --out`) and
+expert.jsonl (`aura expert --out`)."""
 
 from __future__ import annotations
 
@@ -6,8 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from aura_ros import expert_command
 from aura_ros.backbones.openvla_oft.checkpoint import load_checkpoint
-from aura_ros.bench import evaluation
+from aura_ros.bench import evaluation, expert
 from aura_ros.bench.recall.table import line
 from aura_ros.files import write_text
 
@@ -61,6 +63,8 @@ def card(document: str) -> str:
     if other:
         raise SystemExit(f"eval.jsonl has results of {other.pop()}, which is not the shipped policy")
     document = replaced(document, "facts", facts())
+    experts = expert.table(lines_of(RESULTS / "expert.jsonl"))
+    document = replaced(document, "expert", markdown(expert_command.HEADER, experts))
     return replaced(document, "evaluation", markdown(evaluation.HEADER, evaluation.table(judged)))
 
 
