@@ -48,7 +48,7 @@ def prepare_batch(
     line = torch.linspace(-side, side, size)
     grid = torch.stack(torch.meshgrid(line, line, indexing="xy"), dim=-1)[None] + offsets
     pixels = functional.grid_sample(pixels, grid, padding_mode="border", align_corners=True)
-    # In place, and each tower's mean and spread as one factor and one summand: it is a fifth of a step's time otherwise.
+    # In place, and each tower's mean and spread as one factor and one summand: it is a sixth of a step's time otherwise.
     if jitter.light:
         factor, level = rng.uniform(-jitter.light, jitter.light, (2, count, 1, 1, 1)).astype(np.float32)
         pixels.mul_(torch.from_numpy(1.0 + factor)).add_(torch.from_numpy(255.0 * level))

@@ -115,7 +115,7 @@ def index_bag(
     """
     streams = _read(path, cameras)
     named = streams.pop("keypoint_names")
-    names = tuple(named[0].data.split(",")) if named else KEYPOINT_NAMES
+    names = tuple(n.strip() for n in named[0].data.split(",")) if named else KEYPOINT_NAMES
     period = round(spec.period_s * 1e9)
     times = {name: np.array(sorted(stream), np.int64) for name, stream in streams.items()}
     rows = {stamp: data[0] for stamp, data in _actions(path, streams["action"], spec, 1).items()}

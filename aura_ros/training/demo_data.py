@@ -64,38 +64,42 @@ def load_data(folders: Sequence[DemoFolder], policy_weight: float) -> DemoData:
             held.append(zlib.crc32(str(episode["id"]).encode()) % VALIDATION_SHARE == 0)
     if all(held):
         held = [False] * len(held)
+    lengths = [len(part) for part in parts]
     samples = _together(parts)
     if not len(samples):
         raise UserError(
             "the demonstrations hold no sample: no frame has all its actions; record longer episodes"
         )
     instructions = tuple(sorted(set(names)))
-    lengths = [len(part) for part in parts]
     which = np.repeat([instructions.index(name) for name in names], lengths)
     validation = np.repeat(held, lengths)
     weight = np.repeat(sources, lengths) * ~validation
     # Every instruction as often as any other.
     totals = Counter(dict(enumerate(np.bincount(which, weight, len(instructions)))))
     weight = weight / np.array([max(totals[w], 1e-12) for w in which])
-    return DemoData(samples, instructions, which, weight / weight.sum(), validation, head, len(parts))
+    return DemoData(samples, instructions, which, weight / weight.sum(), validation, head, len(lengths))
 
 
-def _together(parts: Sequence[Samples]) -> Samples:
-    """One after the other; a keypoint that some have is NaN in the others."""
+def _together(parts: list[Samples]) -> Samples:
+    """One after the other; a keypoint that some have is NaN in the others. Empties the list: memory is needed once."""
     more = {name for part in parts for name in part.keypoint_names} - set(KEYPOINT_NAMES)
     names = (*KEYPOINT_NAMES, *sorted(more))
-    arrays = {
-        name: np.concatenate([getattr(part, name) for part in parts])
+    total = sum(len(part) for part in parts)
+    arrays: dict[str, npt.NDArray[Any]] = {
+        name: np.empty((total, *getattr(parts[0], name).shape[1:]), getattr(parts[0], name).dtype)
         for name in ARRAYS
-        if name != "keypoints"
     }
-    keypoints = np.full((len(arrays["step"]), len(names), 3), np.nan, np.float32)
+    arrays["keypoints"] = np.full((total, len(names), 3), np.nan, np.float32)
     row = 0
-    for part in parts:
-        columns = [names.index(name) for name in part.keypoint_names]
-        keypoints[row : row + len(part), columns] = part.keypoints
+    while parts:
+        part = parts.pop(0)
+        rows = slice(row, row + len(part))
+        for name in ARRAYS:
+            if name != "keypoints":
+                arrays[name][rows] = getattr(part, name)
+        arrays["keypoints"][rows, [names.index(name) for name in part.keypoint_names]] = part.keypoints
         row += len(part)
-    return Samples(**arrays, keypoints=keypoints, keypoint_names=names)
+    return Samples(**arrays, keypoint_names=names)
 
 
 def statistics(data: DemoData, key: str) -> dict[str, Any]:

@@ -114,7 +114,10 @@ def test_episodes_with_different_keypoints_are_trained_on_together(tmp_path):
         save_samples(folder.index / f"{name}.npz", part)
         lines.append(json.dumps({"id": name, "instruction": "x", "frames": len(part)}))
     (tmp_path / LINES).write_text("\n".join(lines) + "\n")
-    found = load_data([folder], 2.0).samples
+    data = load_data([folder], 2.0)
+    found = data.samples
+    assert data.episodes == 2
+    np.testing.assert_array_equal(found.images, np.concatenate([one.images, other.images]))
     assert found.keypoint_names == ("target", "place", "soup_1")
     assert (found.keypoints[:3] == 1.0).all()
     assert (found.keypoints[3:, :2] == 2.0).all()
