@@ -1,8 +1,6 @@
 """The real LIBERO environment: what it shows, what it refuses, and that it repeats itself."""
 
-import ctypes.util
 import hashlib
-import importlib.util
 import io
 import logging
 import os
@@ -15,6 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from real_libero import LIBERO_MARKS
 
 from aura_ros.errors import UserError
 from aura_ros.geometry import GRIPPER_DOWN_XYZW, quaternion_to_axis_angle
@@ -23,14 +22,7 @@ from aura_ros.sim import libero as sim_libero
 from aura_ros.sim.official import official_init_states, official_task
 from aura_ros.sim.runtime import SetupError, current_gl, load_benchmark
 
-_missing = [name for name in ("libero", "robosuite", "mujoco") if importlib.util.find_spec(name) is None]
-if ctypes.util.find_library("OSMesa") is None:
-    _missing.append("libosmesa6")
-
-pytestmark = [
-    pytest.mark.libero,
-    pytest.mark.skipif(bool(_missing), reason=f"not installed: {', '.join(_missing)} (the [libero] extra)"),
-]
+pytestmark = LIBERO_MARKS
 
 OPEN = -1.0
 
