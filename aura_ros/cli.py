@@ -27,9 +27,11 @@ from aura_ros.errors import UserError
 from aura_ros.eval_command import Eval, run_eval
 from aura_ros.expert_command import Expert, run_expert_command
 from aura_ros.index_command import Index, run_index
+from aura_ros.memory_command import TrainMemory, run_train_memory
 from aura_ros.nodes.options import POLICY_OPTIONS, SIM_OPTIONS, read_options
 from aura_ros.nodes.policy_config import PolicyNodeConfig
 from aura_ros.nodes.sim_config import SimNodeConfig
+from aura_ros.panel_command import Panel, run_panel
 from aura_ros.recall_command import COMMANDS as RECALL_COMMANDS
 from aura_ros.recall_command import run as run_recall
 from aura_ros.train_command import TrainBackbone, run_train_backbone
@@ -177,7 +179,7 @@ GROUPS: dict[str, dict[str, type]] = {
     "checkpoint": {"inspect": Inspect, "convert": Convert},
     "bench": {"backbone": BenchBackbone},
     "recall": RECALL_COMMANDS,
-    "train": {"backbone": TrainBackbone},
+    "train": {"backbone": TrainBackbone, "memory": TrainMemory},
 }
 COMMANDS: dict[str, Any] = {
     "sim": Sim,
@@ -191,6 +193,7 @@ COMMANDS: dict[str, Any] = {
     "collect": Collect,
     "index": Index,
     "eval": Eval,
+    "panel": Panel,
     "train": _group("Train", "Train what a policy is made of.", GROUPS["train"]),
 }
 
@@ -266,7 +269,9 @@ RUNNERS: dict[type, Callable[[Any], int]] = {
     Collect: run_collect,
     Index: run_index,
     Eval: run_eval,
+    Panel: run_panel,
     TrainBackbone: run_train_backbone,
+    TrainMemory: run_train_memory,
     Doctor: run_doctor,
 }
 

@@ -11,7 +11,8 @@ from typing import Annotated, Any
 import tyro
 
 from aura_ros.errors import UserError
-from aura_ros.sim.suites import SUITES
+from aura_ros.rollouts_command import run_rollouts
+from aura_ros.sim.suites import CUE_SUITES, SUITES
 from aura_ros.states import numbers
 
 UNTIL = ("end", "lift")
@@ -42,9 +43,28 @@ class Collect:
         "mixed"
     )
     instructions: Annotated[
-        str, _text("own, or mixed: half with another task's of LIST, where the scene has its object", "NAME")
+        str,
+        _text(
+            "own, or mixed: half with another task's of LIST, or with a cue task's target named",
+            "NAME",
+        ),
     ] = "own"
     policy: Annotated[Path | None, _text("backbone that drives (DAgger); none: the expert", "CKPT")] = None
+    latents: Annotated[
+        bool,
+        tyro.conf.FlagCreatePairsOff,
+        _text(
+            "rollouts for `aura train memory`: hidden states of --policy, or of the one that is shipped", ""
+        ),
+    ] = False
+    memory: Annotated[
+        Path | None,
+        _text("latents: memory that drives with the policy (DAgger); none: the expert leads", "CKPT"),
+    ] = None
+    delays: Annotated[
+        str,
+        _text("latents: control steps from the end of a cue to the decision, shortest-longest", "INT-INT"),
+    ] = "20-80"
     frames_every: Annotated[int, _text("control steps between two frames of the expert's", "INT")] = 3
     until: Annotated[
         str, _text("end, or lift: over when the object is up, more arrangements in the same time", "NAME")
@@ -64,10 +84,13 @@ def run_collect(command: Collect) -> int:
     from aura_ros.training.demonstrations import LINES, DemoFolder
 
     tasks = check(command)
+    if command.latents:
+        return run_rollouts(command, tasks)
     folder = DemoFolder(command.out)
     folder.prepare(head(command.image_size, command.frames_every, command.until))
     mixed = command.instructions == "mixed"
-    others = {task: tellable(command.suite, task, tasks) if mixed else [] for task in tasks}
+    cue = command.suite in CUE_SUITES
+    others = {task: tellable(command.suite, task, tasks) if mixed and not cue else [] for task in tasks}
     policy = "" if command.policy is None else str(command.policy.resolve())
     policy_hash = str(read_head(policy).recorded_sha256) if policy else ""
     kept: dict[int, int] = dict.fromkeys(tasks, 0)
@@ -104,6 +127,7 @@ def run_collect(command: Collect) -> int:
                     others=others[task],
                     frames_every=command.frames_every,
                     until=command.until,
+                    cues=(4 if mixed else 2) if cue else 0,
                 )
             if not batch:
                 break
@@ -147,8 +171,14 @@ def check(command: Collect) -> list[int]:
         raise UserError(
             f"instructions '{command.instructions}' is unknown; choose one of {', '.join(INSTRUCTIONS)}"
         )
-    if command.instructions == "mixed" and command.suite != "libero_object":
-        raise UserError(f"instructions 'mixed' is for libero_object, not for {command.suite}; leave it out")
+    if command.instructions == "mixed" and command.suite not in ("libero_object", *CUE_SUITES):
+        raise UserError(
+            f"instructions 'mixed' is for libero_object and cue tasks, not for {command.suite}; leave it out"
+        )
+    if command.memory is not None and not (command.latents and command.memory.is_file()):
+        raise UserError(
+            f"memory '{command.memory}' is not allowed; give a checkpoint of `aura train memory`, with --latents"
+        )
     for name, low, high in (
         ("episodes", 1, 30_000),
         ("frames_every", 1, 1000),

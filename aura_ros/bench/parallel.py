@@ -39,10 +39,12 @@ def run_jobs(
     lines: Lines | None = None,
     report: Callable[[int, Result], None] = lambda done, result: None,
     warn: Callable[[str], None] = lambda text: None,
+    engine: str = "processes",
 ) -> list[Result]:
     """Do all jobs that `lines` has no result of; returns the results of all, in the order of the jobs.
 
     work: a module's function, told a job with a `key`; what it returns is JSON. workers: processes, 0: one a core.
+    engine: "processes" of this machine, or "ray": the cluster that RAY_ADDRESS names.
     report: how many are done and the newest result. Raises what a job raises, and UserError when workers keep dying.
     """
     found = dict(lines.results) if lines else {}
@@ -52,7 +54,11 @@ def run_jobs(
     while waiting:
         before = len(waiting)
         try:
-            with closing(_results(work, list(waiting.values()), workers)) as results:
+            with closing(
+                _on_ray(work, list(waiting.values()), workers, warn)
+                if engine == "ray"
+                else _results(work, list(waiting.values()), workers)
+            ) as results:
                 for result in results:
                     key = result["key"]
                     del waiting[key]
@@ -96,6 +102,31 @@ def _results(
         )
         with closing(parallel(joblib.delayed(work)(job) for job in jobs)) as results:
             yield from results
+
+
+def _on_ray(
+    work: Callable[[Job], Result], jobs: Sequence[Job], workers: int, warn: Callable[[str], None]
+) -> Generator[Result, None, None]:
+    """In the order in which they are done, by the workers of a Ray cluster; a dead node's jobs are begun again."""
+    import joblib
+
+    from aura_ros.bench.recall.ray_engine import ray_workers
+
+    with ray_workers(workers, RETRIES, warn) as ray, joblib.parallel_config(backend=ray.backend):
+        parallel = joblib.Parallel(
+            n_jobs=min(ray.count, len(jobs)),
+            return_as="generator_unordered",
+            batch_size=1,
+            pre_dispatch="2 * n_jobs",
+        )
+        try:
+            with closing(parallel(joblib.delayed(work)(job) for job in jobs)) as results:
+                yield from results
+        except ray.error as error:
+            reason = " ".join(str(error).split())[:200]
+            raise UserError(
+                f"workers of the Ray cluster died too often ({reason}); run the same command again to go on"
+            ) from error
 
 
 class Lines:

@@ -9,10 +9,20 @@ from typing import Any
 
 from aura_ros.config import check_fields, option
 from aura_ros.errors import UserError
+from aura_ros.memory.config import HEAD_INPUTS, INPUT_KINDS
 
 GROWING, WINDOW, HEAVY_HITTERS, GATED_DELTA = "growing_kv", "window_kv", "heavy_hitter_kv", "gated_delta_net"
 KINDS = (GROWING, WINDOW, HEAVY_HITTERS, GATED_DELTA)
 FLOAT_BYTES = 4
+# As in `aura_ros.memory.config`: left out of the text at these values.
+LATER: dict[str, Any] = {
+    "input_kind": "encoder",
+    "residual": False,
+    "head_input": "read",
+    "head_hidden": 0,
+    "memory_step_period": 1,
+    "backbone": "",
+}
 # Beside its key and value, a row of the heavy-hitter cache holds the mass it has drawn and the step it came from.
 HEAVY_EXTRA_BYTES = 8
 
@@ -35,6 +45,12 @@ class BaselineConfig:
         4224, "bytes of window_kv and heavy_hitter_kv, batch 1, float32", minimum=16, maximum=2**31
     )
     sinks: int = option(4, "first steps that window_kv keeps for good", minimum=0, maximum=4096)
+    input_kind: str = option("encoder", "as of a memory", choices=INPUT_KINDS)
+    residual: bool = option(False, "the output starts at zero")
+    head_input: str = option("read", "as of a memory", choices=HEAD_INPUTS)
+    head_hidden: int = option(0, "width of the last layers; 0: dv", minimum=0, maximum=4096)
+    memory_step_period: int = option(1, "control steps between two steps", minimum=1, maximum=1_000_000)
+    backbone: str = option("", "hash of the backbone it was trained for")
     seed: int = option(0, "of the initial weights", minimum=0, maximum=2**31 - 1)
 
     def __post_init__(self) -> None:
@@ -64,7 +80,10 @@ class BaselineConfig:
 
     def to_json(self) -> str:
         """One line of JSON with sorted keys, the same text for the same configuration."""
-        return json.dumps(dataclasses.asdict(self), sort_keys=True)
+        values = dataclasses.asdict(self)
+        return json.dumps(
+            {n: v for n, v in values.items() if n not in LATER or LATER[n] != v}, sort_keys=True
+        )
 
     @classmethod
     def from_json(cls, text: str) -> BaselineConfig:

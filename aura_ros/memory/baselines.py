@@ -25,7 +25,8 @@ from aura_ros.memory.baseline_config import (
     WINDOW,
     BaselineConfig,
 )
-from aura_ros.memory.module import NORM_EPSILON, ActionHead, mlp
+from aura_ros.memory.layers import ActionHead, mlp
+from aura_ros.memory.module import NORM_EPSILON
 
 __all__ = [
     "GATED_DELTA",
@@ -80,11 +81,20 @@ class Baseline(nn.Module, ABC):
         self.config = config
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
-            self.encoder = mlp(config.input_dim, config.hidden, config.d_model)
+            if config.input_kind == "encoder":
+                self.encoder: nn.Module = mlp(config.input_dim, config.hidden, config.d_model)
+            else:
+                self.encoder = nn.Linear(config.input_dim, config.d_model)
             self.to_q = nn.Linear(config.d_model, config.dk, bias=False)
             self.to_k = nn.Linear(config.d_model, config.dk, bias=False)
             self.to_v = nn.Linear(config.d_model, config.dv, bias=False)
-            self.head = ActionHead(config.dv, config.out_dim, residual=False)
+            self.head = ActionHead(
+                config.dv,
+                config.out_dim,
+                config.residual,
+                config.d_model if config.head_input == "read_and_z" else 0,
+                config.head_hidden,
+            )
             self.build(config)
 
     def run_sequence(self, inputs: Tensor) -> Recalled:

@@ -166,5 +166,14 @@ def read_weights(
     return metadata["config"], arrays, found
 
 
+def format_of(path: str | os.PathLike[str]) -> str:
+    """What kind of file of this package it is; "" for anything else, and for none."""
+    try:
+        with safe_open(Path(path), framework="numpy") as tensors:
+            return str((tensors.metadata() or {}).get("format", ""))
+    except (OSError, SafetensorError):
+        return ""
+
+
 def _line(error: Exception) -> str:
     return " ".join(str(error).split())

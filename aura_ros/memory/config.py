@@ -37,6 +37,11 @@ FAST_WEIGHT_VARIANTS = (
 )
 
 INPUT_KINDS = ("encoder", "projection")
+HEAD_INPUTS = ("read", "read_and_z")
+# Fields that came later, with the value that means what was before them: left out of the text there, so that the hashes
+# of checkpoints that are older stay what they are.
+_ANY = object()
+LATER: dict[str, Any] = {"head_input": "read", "head_hidden": 0, "backbone": ""}
 GATE_ESTIMATORS = ("straight_through", "gumbel_sigmoid")
 
 # Hidden layer of the token-prediction head that `learned_token_gate` adds (paper table 6: 1,165 more).
@@ -58,6 +63,9 @@ class MemoryConfig:
         variants without fast weights have none.
     normalise_keys: L2-normalise q and k. With it a write is stable for eta < 1.
     residual: the last Linear starts at zero, so an untrained memory's output is exactly 0.0.
+    head_input: what the last layers see: "read" = the code of the read o alone, as in the paper; "read_and_z" = z beside
+        it, for a residual that depends on what is seen now too. head_hidden: their width; 0 is dv.
+    backbone: checkpoint_hash of the backbone whose hidden states it was trained on; "": any of the same widths.
     temperature: the paper's tau in p = sigmoid(logit / tau). threshold: the gate fires when p > threshold.
         (The paper's figure 1 calls the threshold tau too; here they are two things.)
     gate_estimator: how a gradient passes the gate in training. gate_noise: scale of the logistic noise that
@@ -84,6 +92,9 @@ class MemoryConfig:
     predictor: bool = False
     normalise_keys: bool = True
     residual: bool = False
+    head_input: str = "read"
+    head_hidden: int = 0
+    backbone: str = ""
     temperature: float = 1.0
     threshold: float = 0.5
     gate_estimator: str = "straight_through"
@@ -100,12 +111,18 @@ class MemoryConfig:
         if self.variant not in names:
             raise _refused("variant", self.variant, "one of " + ", ".join(names))
         object.__setattr__(self, "variant", Variant(self.variant))
-        for field, allowed in (("input_kind", INPUT_KINDS), ("gate_estimator", GATE_ESTIMATORS)):
+        for field, allowed in (
+            ("input_kind", INPUT_KINDS),
+            ("gate_estimator", GATE_ESTIMATORS),
+            ("head_input", HEAD_INPUTS),
+        ):
             if getattr(self, field) not in allowed:
                 raise _refused(field, getattr(self, field), "one of " + ", ".join(allowed))
         for field in ("predictor", "normalise_keys", "residual"):
             if not isinstance(getattr(self, field), bool):
                 raise _refused(field, getattr(self, field), "true or false")
+        if not isinstance(self.backbone, str):
+            raise _refused("backbone", self.backbone, "the hash of a backbone")
         # Upper limits keep a malformed checkpoint from asking for more memory than any machine has.
         self._check_integer("input_dim", 1, 65536)
         self._check_integer("out_dim", 1, 65536)
@@ -113,6 +130,7 @@ class MemoryConfig:
             self._check_integer(field, 1, 4096)
         for field in ("dk", "dv"):
             self._check_integer(field, 1, 1024)
+        self._check_integer("head_hidden", 0, 4096)
         self._check_integer("memory_step_period", 1, 1_000_000)
         self._check_integer("seed", 0, 2**63 - 1)
         self._check_number("temperature", 1e-3, 1e3)
@@ -145,10 +163,21 @@ class MemoryConfig:
         """Steps from one write of `periodic_write` to the next; step 0 writes."""
         return max(1, round(1.0 / self.write_rate))
 
+    @property
+    def head_sees_z(self) -> bool:
+        """Whether the last layers see z beside the read's code."""
+        return self.head_input == "read_and_z"
+
+    @property
+    def head_width(self) -> int:
+        """Of the last layers."""
+        return self.head_hidden or self.dv
+
     def to_json(self) -> str:
         """One line of JSON with sorted keys, the same text for the same configuration."""
         values = dataclasses.asdict(self)
         values["variant"] = self.variant.value
+        values = {name: value for name, value in values.items() if LATER.get(name, _ANY) != value}
         return json.dumps(values, sort_keys=True)
 
     @classmethod
@@ -218,9 +247,10 @@ def parameter_shapes(config: MemoryConfig) -> dict[str, tuple[int, ...]]:
         linear("to_read", width, dv)
     linear("head.to_mu", dv, dv)
     linear("head.to_logvar", dv, dv)
-    linear("head.action.0", dv, dv)
-    linear("head.action.2", dv, dv)
-    linear("head.action.4", dv, config.out_dim)
+    inside = config.head_width
+    linear("head.action.0", dv + (width if config.head_sees_z else 0), inside)
+    linear("head.action.2", inside, inside)
+    linear("head.action.4", inside, config.out_dim)
     return shapes
 
 

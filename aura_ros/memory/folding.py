@@ -31,7 +31,8 @@ class FoldedWeights:
     """What a step multiplies with; layers are (weight [out, in], bias [out]), float32.
 
     first: before the ReLU of an encoder, or a wide input's projection; None when `tail` takes the input.
-    tail: rows q, k, v and the gate's hidden layer as far as z decides it (without fast weights: the read).
+    tail: rows q, k, v and the gate's hidden layer as far as z decides it (without fast weights: the read); then, where the
+        head sees z, its first layer as far as z decides it.
     gate_seen: [hidden, dv + 1], of the previous read and the surprise. gate_out: [hidden], then its bias.
     error_scale: 2 eta. keep: 1 - alpha. surprise_mean, surprise_scale: of the frozen running statistics.
     head: three layers from read to output.
@@ -83,6 +84,13 @@ def fold(config: MemoryConfig, arrays: Arrays) -> FoldedWeights:
     else:
         tail_weight, tail_bias = linear("to_read")
 
+    # The head's part of z is one more row block of the tail; its bias stays with the read's part.
+    weight, head_bias = linear("head.action.0")
+    head_read, head_z = weight[:, : config.dv], weight[:, config.dv :]
+    if config.head_sees_z:
+        tail_weight = np.concatenate([tail_weight, head_z])
+        tail_bias = np.concatenate([tail_bias, np.zeros(len(head_z))])
+
     if config.input_kind == "encoder":
         first_weight, first_bias = linear("encoder.0")
         folded.first = (_single(first_weight), _single(first_bias))
@@ -98,11 +106,10 @@ def fold(config: MemoryConfig, arrays: Arrays) -> FoldedWeights:
 
     # In evaluation the head's code is mu, so its Linear runs straight into the next one.
     mu_weight, mu_bias = linear("head.to_mu")
-    weight, bias = linear("head.action.0")
     second_weight, second_bias = linear("head.action.2")
     last_weight, last_bias = linear("head.action.4")
     folded.head = (
-        (_single(weight @ mu_weight), _single(weight @ mu_bias + bias)),
+        (_single(head_read @ mu_weight), _single(head_read @ mu_bias + head_bias)),
         (_single(second_weight), _single(second_bias)),
         (_single(last_weight), _single(last_bias)),
     )

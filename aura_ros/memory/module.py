@@ -6,7 +6,6 @@ The naive reference of the NumPy step, and what training optimises. B = batch, T
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import os
 from collections.abc import Sequence
@@ -32,6 +31,7 @@ from aura_ros.memory.config import (
     MemoryConfig,
     Variant,
 )
+from aura_ros.memory.layers import ActionHead, mlp
 
 STATISTICS_MOMENTUM = 0.99
 STATISTICS_EPSILON = 1e-5
@@ -90,40 +90,10 @@ class _Write:
     surprise_normalised: Tensor
 
 
-def mlp(*widths: int) -> nn.Sequential:
-    """Linear layers of these widths with a ReLU between each two."""
-    layers: list[nn.Module] = []
-    for inputs, outputs in itertools.pairwise(widths):
-        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
-    return nn.Sequential(*layers[:-1])
-
-
 def logistic_noise(shape: Sequence[int]) -> Tensor:
     """Standard logistic noise from torch's generator: what a Gumbel-sigmoid adds to a logit."""
     uniform = torch.rand(*shape).clamp(1e-6, 1 - 1e-6)
     return torch.log(uniform) - torch.log1p(-uniform)
-
-
-class ActionHead(nn.Module):
-    """Action-information-bottleneck head (paper section 3.4): read o [B, dv] -> output [B, out_dim]."""
-
-    def __init__(self, dv: int, out_dim: int, residual: bool) -> None:
-        super().__init__()
-        self.to_mu = nn.Linear(dv, dv)
-        self.to_logvar = nn.Linear(dv, dv)
-        self.action = mlp(dv, dv, dv, out_dim)
-        if residual:
-            # An untrained residual must leave the base policy's actions as they are, to the bit.
-            for parameter in self.action[4].parameters():
-                nn.init.zeros_(parameter)
-
-    def forward(self, read: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return output, mu and logvar. The code is sampled in training and is mu in evaluation."""
-        mu, logvar = self.to_mu(read), self.to_logvar(read)
-        code = mu
-        if self.training:
-            code = mu + torch.exp(0.5 * logvar) * torch.randn_like(mu)
-        return self.action(code), mu, logvar
 
 
 class MemoryModule(nn.Module):
@@ -170,7 +140,8 @@ class MemoryModule(nn.Module):
             self.to_read = nn.Linear(config.gru_hidden, dv)
         if config.variant is Variant.NO_MEMORY:
             self.to_read = nn.Linear(width, dv)
-        self.head = ActionHead(dv, config.out_dim, config.residual)
+        seen = width if config.head_sees_z else 0
+        self.head = ActionHead(dv, config.out_dim, config.residual, seen, config.head_width)
 
     @property
     def eta(self) -> Tensor:
@@ -242,7 +213,7 @@ class MemoryModule(nn.Module):
             )
         else:
             read, state, write = self._read_ungated(z, state)
-        output, mu, logvar = self.head(read)
+        output, mu, logvar = self.head(read, z)
         tokens = z.new_zeros(len(z), 0)
         if self.config.variant is Variant.LEARNED_TOKEN_GATE:
             tokens = self.token_head(z)

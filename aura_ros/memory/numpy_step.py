@@ -73,6 +73,7 @@ class NumpyMemory:
         # Looked up once: a set of enumerations costs a microsecond to ask.
         self._has_fast_weights = config.has_fast_weights
         self._normalise_keys = config.normalise_keys
+        self._head_sees_z = config.head_sees_z
         self._gated = config.variant in GATED_VARIANTS
         self._relu_first = config.input_kind == "encoder"
         self._steps = self._writes = self._episode = 0
@@ -121,12 +122,15 @@ class NumpyMemory:
         self._queries = self._tail_out[: 2 * dk].reshape(2, dk)
         self._query, self._key = self._queries
         self._value = self._tail_out[2 * dk : 2 * dk + dv]
-        self._gate_hidden = self._tail_out[2 * dk + dv :]
+        rows = len(self._tail_out) - (config.head_width if config.head_sees_z else 0)
+        self._gate_hidden = self._tail_out[2 * dk + dv : rows]
+        # Empty where the head does not see z.
+        self._head_part = self._tail_out[rows:]
         self._gate_part = zeros(len(self._gate_hidden))
         reads = zeros(2, dv)
         self._recalled = reads
         self._error = reads[1]
-        self._read = reads[0] if config.has_fast_weights else self._tail_out
+        self._read = reads[0] if config.has_fast_weights else self._tail_out[:rows]
         self._key_column, self._error_row = self._key[:, None], self._error[None, :]
         self._outer, self._candidate = zeros(dk, dv), zeros(dk, dv)
         self._candidate_flat = self._candidate.reshape(-1)
@@ -228,7 +232,10 @@ class NumpyMemory:
 
     def _run_head(self) -> FloatArray:
         (first, second, last), (a, b, output) = self._head, self._head_out
-        np.maximum(_linear(first, self._read, a), ZERO, out=a)
+        _linear(first, self._read, a)
+        if self._head_sees_z:
+            a += self._head_part
+        np.maximum(a, ZERO, out=a)
         np.maximum(_linear(second, a, b), ZERO, out=b)
         _check_finite(_linear(last, b, output), "the output")
         return output

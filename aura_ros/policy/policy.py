@@ -7,7 +7,7 @@ import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -197,7 +197,7 @@ def load_memory(
     return NumpyMemory.from_checkpoint(build_untrained(config))
 
 
-def _check_fit(info: BackboneInfo, memory: MemoryConfig, period: int) -> None:
+def _check_fit(info: BackboneInfo, memory: Any, period: int) -> None:
     expected = {
         "input_dim": (memory.input_dim, info.hidden_dim, f"hidden_dim of backbone '{info.name}'"),
         "out_dim": (
@@ -211,6 +211,11 @@ def _check_fit(info: BackboneInfo, memory: MemoryConfig, period: int) -> None:
             "control steps between the policy's queries",
         ),
     }
+    if memory.backbone and memory.backbone != info.checkpoint_hash:
+        raise UserError(
+            f"memory was trained on backbone {memory.backbone[:12]}, this one is {info.checkpoint_hash[:12]} "
+            f"('{info.checkpoint}'); give that backbone, or train a memory for this one"
+        )
     for field, (found, wanted, what) in expected.items():
         if found != wanted:
             raise UserError(

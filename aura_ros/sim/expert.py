@@ -200,13 +200,22 @@ def _on_path(start: Array, end: Array, item: Item) -> bool:
 
 
 def _action(scene: Scene, target: Array, yaw: float, *, close: bool) -> npt.NDArray[np.float64]:
-    """Towards a place of the grip site and a yaw, pointing down."""
-    move = POSITION_GAIN * (target - scene.hand) / REACH_M
+    return towards(scene.hand, scene.rotation, target, yaw, close=close)
+
+
+def towards(
+    hand: Array, rotation: Array, target: Array, yaw: float, *, close: bool
+) -> npt.NDArray[np.float64]:
+    """The action, float64 [7], towards a place of the grip site, [3], m, and a yaw, rad, pointing down.
+
+    hand: where the grip site is, [3], m. rotation: of the hand, [3, 3].
+    """
+    move = POSITION_GAIN * (target - hand) / REACH_M
     # The direction is kept where the step is too long.
     move = move / max(1.0, float(np.abs(move).max()))
     c, s = math.cos(yaw), math.sin(yaw)
     wanted = np.array([[c, -s, 0.0], [s, c, 0.0], [0.0, 0.0, 1.0]]) @ DOWN
-    turn = ROTATION_GAIN * rotation_vector(wanted @ scene.rotation.T) / TURN_RAD
+    turn = ROTATION_GAIN * rotation_vector(wanted @ rotation.T) / TURN_RAD
     turn = turn / max(1.0, float(np.abs(turn).max()))
     return np.array([*move, *turn, 1.0 if close else -1.0])
 

@@ -1,4 +1,4 @@
-"""Another task's instruction in a task's scene: those of libero_object hold several tasks' objects."""
+"""What an episode says and wants where that is not its task file's: another task's object, or what a cue shows."""
 
 from __future__ import annotations
 
@@ -8,16 +8,22 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from aura_ros.errors import UserError
+from aura_ros.sim.cues import cue_task
 from aura_ros.sim.official import official_bddl_file, official_task
 from aura_ros.sim.suites import EpisodeConfig
 
 
 def tell(config: EpisodeConfig, domain: Any, own: list[list[str]]) -> str:
-    """Make an environment want what `config.instruction_of` says, and return the instruction.
+    """Make an environment want what `config.instruction_of` or `config.cue` says, and return the instruction.
 
     domain: LIBERO's own environment. own: the goal that its task file gave it. Raises UserError if the scene has no such
     object.
     """
+    if config.has_cue:
+        task = cue_task(config)
+        target = task.candidates[config.cue]
+        domain.parsed_problem["goal_state"] = [list(target.goal)]
+        return target.told if config.named else task.instruction
     if config.instruction_of < 0:
         domain.parsed_problem["goal_state"] = own
         return str(official_task(config).language)

@@ -17,10 +17,11 @@ from aura_ros.sim import runtime
 from aura_ros.sim.actions import check_env_action, is_saturated
 from aura_ros.sim.displaced import displace
 from aura_ros.sim.draws import Draws, global_generator
+from aura_ros.sim.hold import Hold, tinted
 from aura_ros.sim.instruction import tell
 from aura_ros.sim.official import official_bddl_file, official_init_states, official_task
 from aura_ros.sim.runtime import SetupError
-from aura_ros.sim.suites import EpisodeConfig, EpisodeVoidError
+from aura_ros.sim.suites import EPISODE, EpisodeConfig, EpisodeVoidError
 from aura_ros.types import FloatArray, ImageArray
 
 CONTROL_PERIOD_S = 0.05
@@ -106,12 +107,10 @@ def proprio(observation: SimObservation) -> FloatArray:
 
 
 class LiberoEnv:
-    """A LIBERO task, built once, run for any number of episodes.
+    """A LIBERO task, built once (about 10 s), run for any number of episodes.
 
     Build, observe and render in one thread: the GL context belongs to the thread that built it, and
     another would get black frames without an error, so it gets a RuntimeError here.
-
-    Building takes about 10 s, then call `reset`:
 
         with LiberoEnv(EpisodeConfig(task=0)) as env:
             env.reset()
@@ -121,7 +120,8 @@ class LiberoEnv:
     Attributes:
         config: the episode's configuration, with the last reset's initial state and seed.
         instruction, task_name: from LIBERO's task; with `config.instruction_of` the instruction of that one.
-        max_steps, control_period_s: the episode's limit, and 0.05 s.
+        max_steps, control_period_s: the episode's limit, a cue task's hold included, and 0.05 s.
+        hold: when objects are lit and the arm is held; never outside cue tasks.
         step_count: control steps since the first observation.
         saturated: how many actions of this episode had an arm delta between 1 controller unit, where
             robosuite's controller clips, and the configured limit.
@@ -161,6 +161,7 @@ class LiberoEnv:
                 ignore_done=True,  # settling counts as steps there; `step_count` is what ends an episode
             )
         runtime.release_gl()
+        self.hold = Hold(self)
         self._own_goal = self.domain.parsed_problem["goal_state"]
         self.instruction = tell(self.config, self.domain, self._own_goal)
 
@@ -172,6 +173,12 @@ class LiberoEnv:
         instruction_of: int | None = None,
         resets: int | None = None,
     ) -> None:
+        """`begin` of this environment's configuration; None keeps its value. Raises UserError for one out of range."""
+        given = (init_state, seed, displaced, instruction_of, resets)
+        changes: Any = {name: value for name, value in zip(EPISODE, given, strict=False) if value is not None}
+        self.begin(replace(self.config, **changes))
+
+    def begin(self, config: EpisodeConfig) -> None:
         """Start an episode: seed, reset, set the official initial state, let it settle.
 
         The official states do not hold the poses of fixtures (cabinets, stoves); robosuite draws those
@@ -180,25 +187,16 @@ class LiberoEnv:
         afterwards. OpenVLA-OFT's evaluation seeds once a task: its k-th trial is `resets=k`.
 
         Args:
-            init_state, seed, displaced, instruction_of, resets: for this and later episodes; None keeps the configuration's.
+            config: of this episode and later ones; it may differ from the environment's own in the fields of `EPISODE`.
 
         Raises:
-            UserError: a value out of range.
+            UserError: an object or task that this scene does not have.
             SetupError: an object moved as it only does under a wrong MuJoCo.
             EpisodeVoidError: no placement or arrangement of the objects was found.
             RuntimeError: the environment is closed.
         """
         env = self._open_env()
-        config = replace(
-            self.config,
-            init_state=self.config.init_state if init_state is None else init_state,
-            seed=self.config.seed if seed is None else seed,
-            displaced=self.config.displaced if displaced is None else displaced,
-            instruction_of=self.config.instruction_of if instruction_of is None else instruction_of,
-            resets=self.config.resets if resets is None else resets,
-        )
-        self.instruction = tell(config, self.domain, self._own_goal)
-        self.config = config
+        self.want(config)
         self._running = False
         self._draws.reset(self._place, config.seed, config.resets)
         # robosuite's soft reset keeps the gripper's ramp from the last episode.
@@ -210,9 +208,16 @@ class LiberoEnv:
         self._check_settled(before)
         if self.config.displaced:
             displace(self)
+        self.hold = Hold(self)
+        self.max_steps = config.step_limit + self.hold.schedule.held
         self.step_count = 0
         self.saturated = 0
         self._running = True
+
+    def want(self, config: EpisodeConfig) -> None:
+        """Take instruction and goal from a configuration, and leave everything else as it is. Raises UserError."""
+        self.instruction = tell(config, self.domain, self._own_goal)
+        self.config = config
 
     def settle(self) -> None:
         """Let `config.settle_steps` control steps pass with the gripper open and the arm at rest; they are not counted."""
@@ -232,7 +237,19 @@ class LiberoEnv:
             ActionError: not seven finite numbers within the limit; nothing was executed.
             RuntimeError: no episode is running (before `reset`, after its end, after `close`).
             EpisodeVoidError: the physics diverged.
+
+        In the hold of a cue task (see `aura_ros.sim.cues`) the action is checked, and the arm's sweep executed in its place.
         """
+        checked = check_env_action(action, self.config.action_limit)
+        return self.execute(self.hold.sweep(self) if self.held else checked)
+
+    @property
+    def held(self) -> bool:
+        """Whether the next step is one of the hold: what is asked for is not done."""
+        return self.step_count < self.hold.schedule.held
+
+    def execute(self, action: npt.ArrayLike) -> StepResult:
+        """As `step`, hold or not."""
         env = self._open_env()
         if not self._running:
             raise RuntimeError("no LIBERO episode is running (it is over, or never began): call reset()")
@@ -295,7 +312,8 @@ class LiberoEnv:
                 f"'{threading.current_thread().name}' is another: build and observe in one thread"
             )
         size = self.config.image_size
-        with runtime.current_gl(env.sim._render_context_offscreen.gl_ctx):
+        lit = self.hold.schedule.lit(self.step_count)
+        with runtime.current_gl(env.sim._render_context_offscreen.gl_ctx), tinted(self.domain, lit):
             raw = env.sim.render(camera_name=CAMERAS[camera], width=size, height=size)
         if not raw.any():
             raise RuntimeError(

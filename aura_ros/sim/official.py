@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aura_ros.sim import runtime
+from aura_ros.sim.cues import official
 from aura_ros.sim.runtime import SetupError
 from aura_ros.sim.suites import INIT_STATES_PER_TASK, SUITES, EpisodeConfig
 
@@ -21,6 +22,7 @@ def official_task(config: EpisodeConfig) -> Any:
     Raises:
         SetupError: LIBERO is missing, or its task list is not the official one.
     """
+    config = official(config)
     tasks = list(runtime.load_benchmark().task_maps[config.suite].values())
     if len(tasks) != SUITES[config.suite].tasks:
         raise SetupError(

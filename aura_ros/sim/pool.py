@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from typing import Any
 
 from aura_ros.sim.libero import LiberoEnv
-from aura_ros.sim.suites import EpisodeConfig
+from aura_ros.sim.suites import EPISODE, EpisodeConfig
+
+DEFAULTS: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(EpisodeConfig)}
 
 _kept: dict[EpisodeConfig, LiberoEnv] = {}
 
@@ -19,7 +22,7 @@ def environment(config: EpisodeConfig) -> LiberoEnv:
     os.environ.setdefault("MUJOCO_GL", "osmesa")
     # A software renderer that starts threads of its own is slower where every core has a process.
     os.environ.setdefault("LP_NUM_THREADS", "1")
-    wanted = dataclasses.replace(config, init_state=0, displaced=0, seed=0, instruction_of=-1, resets=0)
+    wanted = dataclasses.replace(config, **{name: DEFAULTS[name] for name in EPISODE})
     if wanted not in _kept:
         for env in _kept.values():
             env.close()

@@ -79,7 +79,7 @@ def relabel(env: LiberoEnv, reader: SceneReader, steps: int = 8) -> FloatArray:
     try:
         for _ in range(steps):
             actions.append(decide(reader.read()).action)
-            if env.step(actions[-1]).done:
+            if env.execute(actions[-1]).done:
                 break
     finally:
         restore(env, snapshot)

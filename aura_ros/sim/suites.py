@@ -13,6 +13,7 @@ from aura_ros.errors import UserError
 
 INIT_STATES_PER_TASK = 50
 MAX_SEED = 2**32 - 1
+SHORTEST_DELAY, LONGEST_DELAY = 20, 2000
 
 
 class EpisodeVoidError(RuntimeError):
@@ -36,8 +37,15 @@ SUITES: dict[str, Suite] = {
         Suite("libero_goal", 10, 300),
         Suite("libero_10", 10, 520),
         Suite("libero_90", 90, 400),
+        # Tasks of memory in official scenes, see `aura_ros.sim.cues`; the hold before the decision is not counted.
+        Suite("cue_object", 2, 280),
+        Suite("cue_place", 1, 280),
+        Suite("cue_order", 2, 280),
     )
 }
+# Fields of `EpisodeConfig` that may change from episode to episode of one environment.
+EPISODE = ("init_state", "seed", "displaced", "instruction_of", "resets", "cue", "delay", "named")
+CUE_SUITES = tuple(name for name in SUITES if name.startswith("cue_"))
 
 
 @dataclass(frozen=True)
@@ -51,6 +59,8 @@ class EpisodeConfig:
     displaced: 0 is the official state; k > 0 its k-th arrangement with displaced objects (see `aura_ros.sim.displaced`).
     instruction_of: the task of libero_object whose instruction is given and whose object counts; -1: its own.
     resets: how many came before this one since the generator of the fixture poses was seeded (see `LiberoEnv.reset`).
+    cue: of a cue task, which candidate is shown, 0 or 1. delay: control steps from the end of the cue to the first step
+        that the policy decides. named: the instruction names the target, as nobody would need to remember it then.
     max_steps: control steps after settling; None takes the suite's limit.
     settle_steps: control steps without motion, gripper open, before the first observation.
     image_size: height and width of both cameras, pixels.
@@ -72,6 +82,9 @@ class EpisodeConfig:
     displaced: int = 0
     instruction_of: int = -1
     resets: int = 0
+    cue: int = 0
+    delay: int = 40
+    named: bool = False
 
     def __post_init__(self) -> None:
         if self.suite not in SUITES:
@@ -90,12 +103,21 @@ class EpisodeConfig:
         _check_range("instruction_of", self.instruction_of, -1, SUITES[self.suite].tasks - 1, in_suite)
         if self.instruction_of >= 0 and self.suite != "libero_object":
             raise UserError(f"instruction_of is for libero_object, not for {self.suite}; leave it out")
+        _check_range("cue", self.cue, 0, 1 if self.has_cue else 0, in_suite)
+        _check_range("delay", self.delay, SHORTEST_DELAY, LONGEST_DELAY)
+        if self.named and not self.has_cue:
+            raise UserError(f"named is for {', '.join(CUE_SUITES)}, not for {self.suite}; leave it out")
         limit = self.action_limit
         if isinstance(limit, bool) or not isinstance(limit, int | float) or not 0 < limit <= 100:
             raise UserError(
                 f"action_limit {limit!r} must be a number above 0 and up to 100 controller units; "
                 "1.5 leaves room above the controller's own clip at 1"
             )
+
+    @property
+    def has_cue(self) -> bool:
+        """Whether its target is shown for a moment and not named."""
+        return self.suite in CUE_SUITES
 
     @property
     def step_limit(self) -> int:

@@ -38,7 +38,7 @@ from aura_ros.config import check_fields, option
 from aura_ros.errors import UserError
 from aura_ros.training.augment import STILL, Jitter, prepare_batch
 from aura_ros.training.demo_data import DemoData, statistics
-from aura_ros.training.keypoints import Keypoints, normalised_points
+from aura_ros.training.keypoints import Keypoints, lit_objects, normalised_points
 from aura_ros.training.objective import learning_rate
 
 UNKNOWN = "unknown"
@@ -137,6 +137,7 @@ class BackboneTrainer:
         self._targets = _normalised(data.samples.actions, chosen.action)
         self._proprio = np.clip(_normalised(data.samples.proprio, chosen.proprio), -1.0, 1.0)
         self._points = normalised_points(data.samples.keypoints)
+        self._lit = lit_objects(data.samples.keypoints, data.samples.keypoint_names)
 
     def train(self, report: Callable[[TrainStep], None] = lambda step: None) -> None:
         """Go on to the last step. Raises UserError when a loss is not finite; the best weights stay as they were."""
@@ -293,7 +294,9 @@ class BackboneTrainer:
             points = torch.from_numpy(self._points[rows]).to(device)
             # After BOS come the patches of every image.
             images = output.hidden_states[:, 1 : 1 + self._patches.shape[1]]
-            off = self.keypoints.loss(images, self._patches, torch.from_numpy(proprio).to(device), points)
+            seen = torch.from_numpy(proprio).to(device)
+            lit = torch.from_numpy(self._lit[rows]).to(device)
+            off = self.keypoints.loss(images, self._patches, output.pooled, seen, points, lit)
             loss = loss + config.keypoint_weight * off
         return loss, float(plain.detach())
 

@@ -20,7 +20,8 @@ from aura_ros.backbones.openvla_oft.processing import encode_jpeg
 from aura_ros.sim.libero import CAMERAS, CONTROL_PERIOD_NS, JOINT_NAMES, LiberoEnv, proprio
 from aura_ros.sim.suites import EpisodeConfig, EpisodeVoidError
 from aura_ros.training.demo_bags import Recording, index_bag, write_recording
-from aura_ros.training.demonstrations import FORMAT, KEYPOINT_NAMES, DemoFolder, save_samples
+from aura_ros.training.demonstrations import FORMAT, KEYPOINT_NAMES, LIT, DemoFolder, save_samples
+from aura_ros.training.practice import practise
 from aura_ros.types import LIBERO_ACTION_SPEC, FloatArray, Observation
 
 if TYPE_CHECKING:
@@ -49,7 +50,8 @@ class CollectJob:
 
     policy_hash: what tells its episodes from another policy's. instruction_of: the task whose instruction is given; -1: its
     own. frames_every: steps between frames of an expert's episode. until: "end" of the task, or
-    "lift": half of it.
+    "lift": half of it. cues: of a cue task, how many episodes share a state: 2, one for each cue, or 4, each of them with
+    the target named and not.
     """
 
     folder: str
@@ -64,6 +66,7 @@ class CollectJob:
     policy_hash: str = ""
     frames_every: int = FRAMES_EVERY
     until: str = "end"
+    cues: int = 0
 
     @property
     def key(self) -> str:
@@ -76,11 +79,15 @@ class CollectJob:
     @property
     def episode(self) -> EpisodeConfig:
         """Initial state, fixture seed and arrangement follow from seed and number. Raises UserError."""
-        fixtures = self.seed * 100_000 + self.number
+        # Nothing but the cue may differ between the episodes of a state.
+        place = self.number // max(self.cues, 1)
+        fixtures = self.seed * 100_000 + place
         return EpisodeConfig(
             suite=self.suite,
             task=self.task,
-            init_state=self.number % TRAINED_STATES,
+            init_state=place % TRAINED_STATES,
+            cue=self.number % 2 if self.cues else 0,
+            named=self.number % 4 > 1 if self.cues == 4 else False,
             seed=fixtures,
             # Another seed's arrangements are others: a policy is corrected in what it has not seen.
             displaced=fixtures + 1 if self.displaced else 0,
@@ -120,6 +127,8 @@ def collect(job: CollectJob) -> dict[str, Any]:
         "init_state": config.init_state,
         "fixture_seed": config.seed,
         "displaced": config.displaced,
+        "cue": config.cue,
+        "named": config.named,
     }
     try:
         return {**line, **_demonstrate(job, env)}
@@ -132,10 +141,12 @@ def _demonstrate(job: CollectJob, env: LiberoEnv) -> dict[str, Any]:
     from aura_ros.sim.scene import SceneReader
 
     config = job.episode
-    env.reset(config.init_state, config.seed, config.displaced, config.instruction_of)
+    env.begin(config)
     recording = Recording(env.instruction, JOINT_NAMES, images={camera: {} for camera in CAMERAS})
     reader = SceneReader(env)
     rng = np.random.default_rng([STREAM, job.seed, job.task, job.number, int(job.displaced)])
+    if config.has_cue:
+        practise(env, rng)
     if job.policy:
         success = _driven_by_policy(env, reader, recording, job.policy)
     else:
@@ -180,14 +191,15 @@ def _driven_by_expert(
             return True
         if lifted_at < 0 and (step == 0 or step % job.frames_every == offset):
             # What is executed from here on is no example where a push comes in between.
-            plan = relabel(env, reader, horizon) if pushes[step : step + horizon].any() else None
+            led = env.held or pushes[step : step + horizon].any()
+            plan = relabel(env, reader, horizon) if led else None
             _record(env, scene, recording)
             if plan is not None:
                 recording.actions.append((stamp, model_rows(plan)))
         action = decide(scene).action
         if pushes[step].any():
             action[:6] = np.clip(action[:6] + pushes[step], -1, 1)
-        else:
+        elif not env.held:
             recording.actions.append((stamp, model_rows(action)))
         outcome = env.step(action)
         done = outcome.done
@@ -251,8 +263,10 @@ def _record(env: LiberoEnv, scene: Scene, recording: Recording) -> Any:
     recording.robot[stamp] = (seen.joint_positions, seen.ee_position, seen.ee_quaternion)
     goal = scene.next_goal or scene.goals[-1]
     items = sorted(scene.items)
-    recording.keypoint_names = (*KEYPOINT_NAMES, *items)
+    recording.keypoint_names = (*KEYPOINT_NAMES, *items, LIT)
+    lit = env.hold.schedule.lit(env.step_count)
     points = [scene.items[goal.item].centre, goal.at, *(scene.items[name].centre for name in items)]
+    points.append(scene.items[lit[0]].centre if lit else np.full(3, np.nan))
     recording.keypoints[stamp] = np.stack(points)
     return seen
 
@@ -291,6 +305,7 @@ def jobs(
     others: Sequence[int] = (),
     frames_every: int = FRAMES_EVERY,
     until: str = "end",
+    cues: int = 0,
 ) -> list[CollectJob]:
     """Demonstrations of a task; with split "mixed" every second one is displaced.
 
@@ -299,12 +314,12 @@ def jobs(
     template = CollectJob(
         str(folder), suite, task, 0, False, image_size, seed, policy, policy_hash=policy_hash
     )
-    template = dataclasses.replace(template, frames_every=frames_every, until=until)
+    template = dataclasses.replace(template, frames_every=frames_every, until=until, cues=cues)
     return [
         dataclasses.replace(
             template,
             number=number,
-            displaced=split == "displaced" or (split == "mixed" and number % 2 == 1),
+            displaced=split == "displaced" or (split == "mixed" and number // max(cues, 1) % 2 == 1),
             instruction_of=others[number // 4 % len(others)] if others and number % 4 > 1 else -1,
         )
         for number in numbers

@@ -3,7 +3,8 @@
 Topics, relative names: `images/CAMERA/compressed`, `joint_states`, `ee_pose`, `instruction`, `action`. An ActionChunk of
 one row is the action executed in the period that begins at its stamp; one with a row for each step of the horizon is
 an expert's plan for the observation of that stamp (DAgger), and counts before the former. `keypoints` is optional, and
-`keypoint_names`, with commas between, says what they are: where nothing does, target and place.
+`keypoint_names`, with commas between, says what they are: where nothing does, target and place. A rollout has `latent`
+and `base_chunk`: what a frozen backbone made of an observation.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ TYPES = {
     "keypoints": "geometry_msgs/msg/PoseArray",
     "keypoint_names": "std_msgs/msg/String",
 }
+LATENT_TYPES = {"latent": "aura_ros/msg/Latent", "base_chunk": "aura_ros/msg/ActionChunk"}
 COMPRESSED = "sensor_msgs/msg/CompressedImage"
 LATCHED = ("instruction", "keypoint_names")
 
@@ -45,7 +47,8 @@ class Recording:
     """An episode as it is recorded. Stamps are ns.
 
     images: camera -> stamp -> JPEG. robot: stamp -> joint positions [9], hand position [3], quaternion x y z w [4].
-    actions: (stamp, rows [k, D]), controller units, gripper 1 open. keypoints: stamp -> float [K, 3], m.
+    actions: (stamp, rows [k, D]), controller units, gripper 1 open. keypoints: stamp -> float [K, 3], m. latents: stamp
+    -> hidden state [hidden_dim] and the backbone's own chunk [horizon, D], controller units.
     """
 
     instruction: str
@@ -55,6 +58,7 @@ class Recording:
     actions: list[tuple[int, FloatArray]] = field(default_factory=list)
     keypoints: dict[int, npt.NDArray[np.float64]] = field(default_factory=dict)
     keypoint_names: Sequence[str] = KEYPOINT_NAMES
+    latents: dict[int, tuple[FloatArray, FloatArray]] = field(default_factory=dict)
 
 
 def write_recording(path: Path, recording: Recording, spec: ActionSpec = LIBERO_ACTION_SPEC) -> None:
@@ -91,6 +95,14 @@ def write_recording(path: Path, recording: Recording, spec: ActionSpec = LIBERO_
         poses = [_pose(point, (0.0, 0.0, 0.0, 1.0)) for point in points]
         array = _make(TYPES["keypoints"], header=_header(stamp, "world"), poses=poses)
         messages.append((stamp, "keypoints", array))
+    if recording.latents:
+        topics |= LATENT_TYPES
+    for number, (stamp, (hidden, base)) in enumerate(recording.latents.items()):
+        latent = _make(
+            LATENT_TYPES["latent"], header=_header(stamp, ""), epoch=0, step=number + 1, data=hidden
+        )
+        messages.append((stamp, "latent", latent))
+        messages.append((stamp, "base_chunk", _chunk(stamp, number, base, spec)))
     store = typestore()
     writer = BagWriter(
         path,
@@ -118,8 +130,8 @@ def index_bag(
     names = tuple(n.strip() for n in named[0].data.split(",")) if named else KEYPOINT_NAMES
     period = round(spec.period_s * 1e9)
     times = {name: np.array(sorted(stream), np.int64) for name, stream in streams.items()}
-    rows = {stamp: data[0] for stamp, data in _actions(path, streams["action"], spec, 1).items()}
-    plans = _actions(path, streams["plan"], spec, spec.horizon)
+    rows = {stamp: data[0] for stamp, data in chunk_rows(path, streams["action"], spec, 1).items()}
+    plans = chunk_rows(path, streams["plan"], spec, spec.horizon)
     row_times = np.array(sorted(rows), np.int64)
     first = min(int(stamps[0]) for stamps in times.values() if len(stamps))
     needed = ["joint_states", "ee_pose", *(f"images/{camera}/compressed" for camera in cameras)]
@@ -128,9 +140,9 @@ def index_bag(
         joined = {
             name: streams[name][time]
             for name, stamps in times.items()
-            if (time := _nearest(stamps, int(stamp), period // 2)) is not None
+            if (time := nearest(stamps, int(stamp), period // 2)) is not None
         }
-        label = _label(int(stamp), plans, rows, row_times, spec.horizon, period)
+        label = label_of(int(stamp), plans, rows, row_times, spec.horizon, period)
         if label is None or any(name not in joined for name in needed):
             continue
         frames = [joined[f"images/{camera}/compressed"] for camera in cameras]
@@ -191,7 +203,7 @@ def _read(path: Path, cameras: Sequence[str]) -> dict[str, dict[int, Any]]:
     return streams
 
 
-def _actions(path: Path, chunks: dict[int, Any], spec: ActionSpec, rows: int) -> dict[int, FloatArray]:
+def chunk_rows(path: Path, chunks: dict[int, Any], spec: ActionSpec, rows: int) -> dict[int, FloatArray]:
     """The first `rows` rows of the chunks that have as many, by stamp, controller units."""
     found = {}
     for stamp, chunk in chunks.items():
@@ -210,7 +222,7 @@ def _actions(path: Path, chunks: dict[int, Any], spec: ActionSpec, rows: int) ->
     return found
 
 
-def _label(
+def label_of(
     stamp: int,
     plans: dict[int, FloatArray],
     rows: dict[int, FloatArray],
@@ -221,13 +233,13 @@ def _label(
     """The actions from an observation on; None where one is missing, as after a push that was not recorded."""
     if stamp in plans:
         return plans[stamp]
-    found = [_nearest(row_times, stamp + k * period, period // 2) for k in range(horizon)]
+    found = [nearest(row_times, stamp + k * period, period // 2) for k in range(horizon)]
     if any(time is None for time in found) or len(set(found)) != horizon:
         return None
     return np.stack([rows[time] for time in found if time is not None])
 
 
-def _nearest(times: npt.NDArray[np.int64], wanted: int, reach: int) -> int | None:
+def nearest(times: npt.NDArray[np.int64], wanted: int, reach: int) -> int | None:
     """The time nearest to `wanted`, if less than `reach` away."""
     if not len(times):
         return None

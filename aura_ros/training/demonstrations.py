@@ -29,6 +29,8 @@ HEAD, LINES, BAGS, INDEX = "demos.json", "episodes.jsonl", "bags", "index"
 ARRAYS = {"images": 5, "proprio": 2, "actions": 3, "keypoints": 3, "step": 1}
 # The keypoints of a bag that does not name its own.
 KEYPOINT_NAMES = ("target", "place")
+# One more keypoint of a cue task: where the object is that is lit now, unknown where none is.
+LIT = "lit"
 NAMES = "keypoint_names"
 # What episodes of one folder, and of folders that are trained on together, must have in common.
 SHARED = ("cameras", "horizon", "image_size", "action_names", "period_s")
@@ -90,7 +92,12 @@ def load_samples(path: Path) -> Samples:
 
 
 class DemoFolder:
-    """Demonstrations on disk, open for adding or reading."""
+    """Demonstrations on disk, open for adding or reading.
+
+    head_name, what, made_by: of other kinds of episodes that are kept in the same way.
+    """
+
+    head_name, what, made_by = HEAD, "demonstrations", "`aura collect`"
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -98,7 +105,7 @@ class DemoFolder:
 
     def prepare(self, head: dict[str, Any]) -> None:
         """Make the folder, or check that its episodes have the same `head`. Raises UserError."""
-        path = self.folder / HEAD
+        path = self.folder / self.head_name
         if path.exists():
             differs = [name for name, value in self.head().items() if head.get(name) != value]
             if differs:
@@ -117,13 +124,13 @@ class DemoFolder:
         write_json(path, head)
 
     def head(self) -> dict[str, Any]:
-        """`demos.json`. Raises UserError when it is missing, broken or of another format."""
-        path = self.folder / HEAD
+        """What all episodes share. Raises UserError when it is missing, broken or of another format."""
+        path = self.folder / self.head_name
         try:
             head = json.loads(path.read_text())
         except (OSError, ValueError) as error:
             raise UserError(
-                f"'{self.folder}' is no folder of demonstrations ({HEAD}: {error}); give one that `aura collect` made"
+                f"'{self.folder}' is no folder of {self.what} ({self.head_name}: {error}); give one that {self.made_by} made"
             ) from error
         if not isinstance(head, dict) or head.get("format") != FORMAT:
             raise UserError(f"'{path}' is not of format {FORMAT}; collect again with this version")
@@ -149,7 +156,7 @@ class DemoFolder:
         latest = {str(episode.get("id")): episode for episode in found}
         kept = [episode for episode in latest.values() if episode.get("frames")]
         if not kept:
-            raise UserError(f"'{self.folder}' holds no demonstration; collect some with `aura collect`")
+            raise UserError(f"'{self.folder}' holds no {self.what}; collect some with {self.made_by}")
         return kept
 
     def forget_lost(self, results: dict[str, dict[str, Any]]) -> None:

@@ -1,5 +1,6 @@
 """The control loop's NumPy step against its reference, the torch module, and what an error leaves alone."""
 
+import json
 import tracemalloc
 
 import numpy as np
@@ -109,6 +110,24 @@ def test_decides_as_torch_does_when_the_gate_is_free(kind, width, normalise):
 def test_every_variant_equals_torch(variant):
     module, memory = twins_of(variant=variant)
     compare(module, memory, inputs_of(100), [None] * 100)
+
+
+@pytest.mark.parametrize("width", [20, 300])
+@pytest.mark.parametrize("variant", ["aura", "no_memory", "periodic_write"])
+def test_a_head_that_sees_what_is_seen_now_equals_torch(variant, width):
+    changes = {"head_input": "read_and_z", "head_hidden": 24, "input_kind": "projection"}
+    module, memory = twins_of(variant=variant, input_dim=width, **changes)
+    compare(module, memory, inputs_of(200, width), [None] * 200)
+    # The output differs where the input does, whatever was read.
+    first, second = (memory_of(**changes).step(x).output.copy() for x in inputs_of(2))
+    assert not np.array_equal(first, second)
+
+
+def test_fields_that_came_later_leave_older_hashes_alone():
+    text = config_of().to_json()
+    assert not {"head_input", "head_hidden", "backbone"} & set(json.loads(text))
+    changed = config_of(head_input="read_and_z", head_hidden=24)
+    assert MemoryConfig.from_json(changed.to_json()) == changed
 
 
 def test_random_write_equals_torch_when_forced():

@@ -24,7 +24,7 @@ from aura_ros.training.backbone import BackboneTrainConfig, BackboneTrainer, fit
 from aura_ros.training.collection import head
 from aura_ros.training.demo_data import ROTATION_FLOOR, load_data, statistics
 from aura_ros.training.demonstrations import DemoFolder, Samples, save_samples
-from aura_ros.training.keypoints import KeypointHead, Keypoints, normalised_points
+from aura_ros.training.keypoints import LIT_WEIGHT, KeypointHead, Keypoints, lit_objects, normalised_points
 from aura_ros.types import Observation
 
 SIZE = 32
@@ -258,7 +258,9 @@ def test_keypoints_that_are_not_known_leave_finite_gradients_and_the_others_coun
     proprio, points = torch.randn(2, 3), torch.zeros(2, 4, 3)
     points[:, 1:] = torch.nan
     points[0, 3] = 1.0
-    loss = heads.loss(rows, patches, proprio, points)
+    pooled, lit = torch.randn(2, 8), torch.tensor([0, 2])
+    shown = LIT_WEIGHT * torch.nn.functional.cross_entropy(heads.lit(pooled), lit)
+    loss = heads.loss(rows, patches, pooled, proprio, points, lit) - shown
     loss.backward()
     assert torch.isfinite(rows.grad).all()
     assert torch.isfinite(patches.grad).all()
@@ -268,11 +270,23 @@ def test_keypoints_that_are_not_known_leave_finite_gradients_and_the_others_coun
         + heads.hand[camera](proprio).reshape(2, 2, 3)
         for camera in range(2)
     ]
-    wanted = [late[:, 0].abs().mean(), *((part[0, -1] - 1.0).abs().mean() for part in (late, *early))]
+    where = heads.where(pooled).reshape(2, 2, 3)
+    wanted = [late[:, 0].abs().mean(), *((part[0, -1] - 1.0).abs().mean() for part in (late, where, *early))]
     torch.testing.assert_close(loss, torch.stack(wanted).mean())
-    assert heads.loss(rows, patches, proprio, torch.full((2, 4, 3), torch.nan)).item() == 0.0
-    unnamed = Keypoints(8, 2, cameras=2, proprio_dim=0).loss(rows, patches, proprio, points[:, :2])
-    assert torch.isfinite(unnamed)
+    nothing = heads.loss(rows, patches, pooled, proprio, torch.full((2, 4, 3), torch.nan), lit)
+    torch.testing.assert_close(nothing, shown)
+    unnamed = Keypoints(8, 2, cameras=2, proprio_dim=0)
+    assert torch.isfinite(unnamed.loss(rows, patches, pooled, proprio, points[:, :2], lit * 0))
+
+
+def test_what_is_lit_is_the_object_at_the_lit_place():
+    points = np.full((3, 5, 3), np.nan, np.float32)
+    names = ("target", "place", "a_1", "lit", "b_1")
+    points[:, 2], points[:, 4] = [0.1, 0, 0], [0.2, 0, 0]
+    points[0, 3], points[2, 3] = [0.2, 0, 0], [0.1, 0, 0]
+    # As many as there are, the lit one among them, mean none.
+    np.testing.assert_array_equal(lit_objects(points, names), [2, 3, 0])
+    np.testing.assert_array_equal(lit_objects(points[:, :3], names[:3]), [1, 1, 1])
 
 
 def test_a_keypoint_is_what_the_row_says_that_is_sure():
@@ -370,8 +384,8 @@ def test_a_round_of_dagger_lets_the_policy_drive_and_trains_on_both(train, tmp_p
     (driven,) = DemoFolder(tmp_path / "p.dagger1").episodes()
     assert driven["policy"].endswith("p.round0.safetensors")
     samples = DemoFolder(tmp_path / "p.dagger1").samples(driven)
-    # Every fourth step has the expert's plan, whatever the policy did.
-    assert samples.step.tolist() == list(range(0, driven["steps"], 4))
+    # Every chunk's begin has the expert's plan, whatever the policy did.
+    assert samples.step.tolist() == list(range(0, driven["steps"], 8))
     assert json.loads((tmp_path / "p.json").read_text())["course"][-1]["step"] == 3
     OpenVlaOft.from_file(tmp_path / "p.safetensors")
 

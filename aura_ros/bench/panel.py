@@ -1,0 +1,276 @@
+"""The panel: what each arm does from the very same moment of an episode on, on tasks that need a memory and on others.
+
+The hold of a cue task does not depend on the arm, so its frames are seen once, each arm's memory is stepped over their
+hidden states, and the simulation is put back to the decision for each. Both cues of a state share their frames but for
+those in which different objects are lit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from aura_ros.bench.arms import TRAINED, WITHOUT, ForcedMemory, Remembered, arm_file, follow, load_arm, note
+from aura_ros.bench.evaluation import JUDGED
+from aura_ros.bench.parallel import Result
+from aura_ros.sim.cues import Schedule, cue_task, schedule
+from aura_ros.sim.suites import EpisodeConfig, EpisodeVoidError
+from aura_ros.types import FloatArray, Observation
+
+if TYPE_CHECKING:
+    from aura_ros.backbones.base import Backbone
+    from aura_ros.memory import NumpyMemory
+    from aura_ros.sim.libero import LiberoEnv
+
+
+@dataclass(frozen=True)
+class PanelJob:
+    """All arms and both cues of one moment. Fields as in `EpisodeConfig`, but `displaced` only says whether.
+
+    arms: in any order. memories: folder of their weights. checkpoint: of the backbone. identity: what its results are kept
+    under. delay: of cue tasks.
+    """
+
+    suite: str
+    task: int
+    init_state: int
+    seed: int
+    delay: int
+    displaced: bool
+    arms: tuple[str, ...]
+    memories: str
+    checkpoint: str
+    backbone: str = "compact"
+    device: str = "cpu"
+    image_size: int = 256
+    identity: str = ""
+
+    @property
+    def key(self) -> str:
+        """Unique among jobs."""
+        split = "displaced" if self.displaced else "official"
+        return f"{self.suite}-t{self.task}-{split}-d{self.delay}-i{self.init_state}-s{self.seed}"
+
+    def episode(self, cue: int = 0) -> EpisodeConfig:
+        """Raises UserError for what is out of range."""
+        config = EpisodeConfig(
+            suite=self.suite,
+            task=self.task,
+            init_state=self.init_state,
+            seed=self.seed,
+            displaced=JUDGED + self.seed if self.displaced else 0,
+            image_size=self.image_size,
+        )
+        return dataclasses.replace(config, cue=cue, delay=self.delay) if config.has_cue else config
+
+    def line_key(self, cue: int, arm: str) -> str:
+        """Unique among episodes."""
+        return f"{self.key}-c{cue}-{arm}"
+
+    @property
+    def cues(self) -> tuple[int, ...]:
+        """Both, of a cue task."""
+        return (0, 1) if self.episode().has_cue else (0,)
+
+
+@dataclass(frozen=True)
+class Moment:
+    """When the policy begins to act: the simulation, what was seen until then with each cue, and when what was lit.
+
+    hidden: for each cue float32 [Q, hidden_dim].
+    """
+
+    snapshot: Any
+    hidden: tuple[FloatArray, ...]
+    schedules: tuple[Schedule, ...]
+
+
+def play(job: PanelJob) -> Result:
+    """All episodes of a job; what a worker does."""
+    from aura_ros.sim.pool import environment
+
+    env = environment(job.episode())
+    try:
+        backbone = _backbone(job)
+        moment = hold(env, job, backbone)
+        lines = []
+        for cue in job.cues:
+            counted: dict[str, Remembered] = {}
+            # first-k writes as often as aura did.
+            for arm in sorted(job.arms, key=lambda arm: arm != "aura"):
+                lines.append(_play(env, job, backbone, moment, cue, arm, counted))
+    except EpisodeVoidError as error:
+        return {"key": job.key, "episodes": [], "problem": str(error)}
+    return {"key": job.key, "episodes": lines, "problem": ""}
+
+
+def hold(env: LiberoEnv, job: PanelJob, backbone: Backbone) -> Moment:
+    """Begin the episode and let its hold pass."""
+    from aura_ros.sim.relabel import save
+
+    configs = [job.episode(cue) for cue in job.cues]
+    env.begin(configs[0])
+    schedules = tuple(schedule(config) for config in configs)
+    seen: list[list[FloatArray]] = [[] for _ in configs]
+    period = backbone.info.action.horizon
+    while env.held:
+        for cue, shown in enumerate(schedules):
+            if cue and shown.lit(env.step_count) == schedules[0].lit(env.step_count):
+                seen[cue].append(seen[0][-1])
+                continue
+            env.hold.schedule = shown
+            seen[cue].append(backbone.infer(observation(env, backbone)).hidden_state)
+        for _ in range(period):
+            env.step(np.zeros(7))
+    width = backbone.info.hidden_dim
+    hidden = tuple(np.array(rows, np.float32).reshape(-1, width) for rows in seen)
+    return Moment(save(env), hidden, schedules)
+
+
+def observation(env: LiberoEnv, backbone: Backbone) -> Observation:
+    """What a policy sees now."""
+    from aura_ros.sim.libero import proprio
+
+    seen = env.observe()
+    images = {camera: seen.images[camera] for camera in backbone.info.cameras}
+    return Observation(images, proprio(seen), env.instruction)
+
+
+def _play(
+    env: LiberoEnv,
+    job: PanelJob,
+    backbone: Backbone,
+    moment: Moment,
+    cue: int,
+    arm: str,
+    counted: dict[str, Remembered],
+) -> Result:
+    """One arm's episode from the moment on."""
+    from aura_ros.policy import Policy
+    from aura_ros.policy.policy import ActionRejected
+    from aura_ros.sim.actions import chunk_row_to_env
+    from aura_ros.sim.relabel import restore
+
+    restore(env, moment.snapshot)
+    config = job.episode(cue)
+    env.want(dataclasses.replace(config, named=True) if arm == "oracle" and config.has_cue else config)
+    env.hold.schedule = moment.schedules[cue]
+    memory = _memory(job, backbone, arm, counted)
+    # What the other cue left behind, as if it were this one's.
+    done = follow(memory, moment.hidden[1 - cue if arm == "swap" and len(moment.hidden) > 1 else cue])
+    if arm == "zero":
+        memory.reset()
+    counted[arm] = done
+    # Arms have all that a policy asks of a memory; only a node asks for more.
+    policy = Policy(backbone, cast("NumpyMemory", memory))
+    over = success = wrong = False
+    taken: list[float] = []
+    first = env.step_count
+    while not over:
+        seen = observation(env, backbone)
+        begin = time.perf_counter()
+        try:
+            step = policy.act(seen)
+        except ActionRejected as rejected:
+            # Nothing of it may be executed: a failure of the policy, not of the panel.
+            note(done, rejected.memory_step)
+            break
+        taken.append(1e3 * (time.perf_counter() - begin))
+        note(done, step.memory_step)
+        for row in step.chunk.data:
+            outcome = env.step(chunk_row_to_env(row))
+            success = outcome.success
+            wrong = not success and _other_reached(env, config)
+            over = outcome.done or wrong
+            if over:
+                break
+    without = arm in WITHOUT
+    period = backbone.info.action.horizon
+    fired = [] if without else [period * q for q, wrote in enumerate(done.fired) if wrote]
+    active = _active(moment.schedules[cue], len(done.fired), period)
+    return {
+        "key": job.line_key(cue, arm),
+        "task": f"{job.suite}_{job.task}",
+        "delay": job.delay if config.has_cue else 0,
+        "arm": arm,
+        "init_state": job.init_state,
+        "seed": job.seed,
+        "displaced": job.displaced,
+        "cue": cue,
+        "success": success,
+        "wrong": wrong,
+        "steps": env.step_count,
+        "held": first,
+        "cue_steps": list(moment.schedules[cue].cue),
+        "queries": len(done.fired),
+        "queries_active": int(active.sum()),
+        "writes": 0 if without else done.writes,
+        "writes_active": 0 if without else int(np.sum(np.array(done.fired, bool) & active)),
+        "state_bytes_first": 0 if without else done.bytes_first,
+        "state_bytes_last": 0 if without else done.bytes_last,
+        "fired_steps": fired,
+        # The first query of a process warms up.
+        "ms_per_query": float(np.median(taken)) if taken else 0.0,
+        "identity": job.identity,
+    }
+
+
+def _active(shown: Schedule, queries: int, period: int) -> np.ndarray[Any, Any]:
+    """Queries at which something was lit or the policy acted, bool [queries]: the others are idle, whatever the arm did."""
+    steps = period * np.arange(queries)
+    return np.array([step >= shown.held or bool(shown.lit(int(step))) for step in steps], bool)
+
+
+def _other_reached(env: LiberoEnv, config: EpisodeConfig) -> bool:
+    """Whether the other candidate's goal holds."""
+    if not config.has_cue:
+        return False
+    return bool(env.domain._eval_predicate(list(cue_task(config).candidates[1 - config.cue].goal)))
+
+
+_backbones: dict[tuple[str, ...], Backbone] = {}
+_memories: dict[str, Any] = {}
+
+
+def _backbone(job: PanelJob) -> Backbone:
+    """Loaded once a process."""
+    import torch
+
+    from aura_ros.backbones.registry import load_backbone
+
+    name = (job.backbone, job.checkpoint, job.device)
+    if name not in _backbones:
+        _backbones.clear()
+        torch.set_num_threads(1)
+        _backbones[name] = load_backbone(job.backbone, job.checkpoint or None, device=job.device)
+    return _backbones[name]
+
+
+def _memory(job: PanelJob, backbone: Backbone, arm: str, counted: dict[str, Remembered]) -> Any:
+    """An arm's memory; its state is the last episode's."""
+    from aura_ros.policy import load_memory
+
+    if arm in WITHOUT:
+        # Untrained, its residual is exactly zero.
+        return load_memory(backbone.info)
+    path = str(arm_file(Path(job.memories), arm))
+    if path not in _memories:
+        _memories[path] = load_arm(Path(path))
+    memory = _memories[path]
+    if arm == "first-k":
+        # As many as aura writes in this episode, all at its start.
+        writes = counted["aura"].writes
+        force: Callable[[int], bool] = lambda step: step < writes  # noqa: E731 (named for what it is)
+        return ForcedMemory(memory, force)
+    return memory
+
+
+def trained_arms(arms: tuple[str, ...]) -> list[str]:
+    """The files that some arms need, by stem."""
+    return sorted({TRAINED.get(arm, "aura") for arm in arms if arm not in WITHOUT})

@@ -1,0 +1,294 @@
+"""Train a memory as a residual on a frozen backbone's chunks: behaviour cloning, a narrow code, few writes.
+
+The paper's objective (section 3.4) with the action in place of a class. What its penalty is tied to is how much of the
+backbone's error the memory takes away: first the gate is held open, until it is known how much that can be; then writes are
+penalised as long as the error stays near it. So the gate can't close before there is something to write.
+B = batch, Q = queries.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from aura_ros.config import check_fields, option
+from aura_ros.errors import UserError
+from aura_ros.memory.baseline_config import BaselineConfig
+from aura_ros.memory.baselines import Recalled
+from aura_ros.memory.config import GATED_VARIANTS, MemoryConfig
+from aura_ros.memory.module import logistic_noise
+from aura_ros.training.objective import learning_rate
+from aura_ros.training.rollouts import RolloutData
+from aura_ros.training.scan import Sequence
+from aura_ros.training.settings import SMALLEST_LR
+from aura_ros.training.train import Memory, build, run_memory
+
+# A tenth of the states, with all their episodes, is for validation.
+VALIDATION_SHARE = 10
+MOMENTUM = 0.98
+# Steps without a finite gradient after which a training has exploded.
+MOST_SKIPPED = 100
+
+
+@dataclass(frozen=True)
+class ResidualTrainConfig:
+    """How a memory is trained on rollouts. Checked at construction; raises UserError naming the field."""
+
+    steps: int = option(3000, "gradient steps", minimum=1, maximum=10_000_000)
+    batch: int = option(64, "episodes a step", minimum=1, maximum=65_536)
+    seed: int = option(0, "of weights, batches, noise and codes", minimum=0, maximum=2**31 - 1)
+    lr: float = option(2e-3, "AdamW's learning rate at its peak", minimum=SMALLEST_LR, maximum=1.0)
+    warmup: int = option(100, "steps of linear warm-up", minimum=0, maximum=1_000_000)
+    lr_floor: float = option(
+        0.02, "learning rate at the end, as a share of the peak", minimum=0.0, maximum=1.0
+    )
+    weight_decay: float = option(0.01, "AdamW's", minimum=0.0, maximum=10.0)
+    clip: float = option(1.0, "largest norm of the gradient", minimum=1e-6, maximum=1e6)
+    beta: float = option(
+        1e-4, "weight of the code's KL divergence where actions are asked for", minimum=0.0, maximum=10.0
+    )
+    gamma: float = option(0.3, "weight of the write rate", minimum=0.0, maximum=100.0)
+    opened: float = option(
+        0.35, "share of the steps, the first, with the gate held open", minimum=0.0, maximum=1.0
+    )
+    slack: float = option(
+        0.05,
+        "no write is penalised where the error is larger than with an open gate by this share of the backbone's",
+        minimum=1e-6,
+        maximum=1.0,
+    )
+    gate_noise: float = option(
+        0.3, "scale of the logistic noise on the gate's logit", minimum=0.0, maximum=10.0
+    )
+    state_noise: float = option(
+        0.1, "noise on hidden states, in units of their spread", minimum=0.0, maximum=10.0
+    )
+    validate_every: int = option(250, "steps between validations", minimum=1, maximum=10_000_000)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True)
+class ResidualStep:
+    """After a gradient step. error: L1 where actions are asked for, as a share of the backbone's own. rate: of writes.
+
+    penalised: share of the penalty in force. validation: error and rate on the episodes held out, where it was due.
+    """
+
+    step: int
+    error: float
+    rate: float
+    penalised: float
+    validation: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """inputs [B, Q, hidden_dim] standardised; base, target [B, Q, out]; asked bool [B, Q, out]; valid float [B, Q]."""
+
+    inputs: Tensor
+    base: Tensor
+    target: Tensor
+    asked: Tensor
+    valid: Tensor
+
+
+class ResidualTrainer:
+    """Trains step by step. The same data and configurations give the same weights on one machine with one thread."""
+
+    def __init__(
+        self, data: RolloutData, memory: MemoryConfig | BaselineConfig, config: ResidualTrainConfig
+    ) -> None:
+        """Raises UserError where memory and rollouts do not fit."""
+        for field, wanted in (("input_dim", data.hidden.shape[2]), ("out_dim", data.base.shape[2])):
+            if getattr(memory, field) != wanted:
+                raise UserError(
+                    f"memory {field} is {getattr(memory, field)}, the rollouts have {wanted}; make it so"
+                )
+        self.config, self.data = config, data
+        self.held = np.array([_held_out(line) for line in data.lines])
+        if self.held.all():
+            self.held[:] = False
+        rows = np.concatenate([data.hidden[e, :n] for e, n in enumerate(data.lengths) if not self.held[e]])
+        self.mean = rows.mean(0)
+        self.spread = rows.std(0) + 1e-3 * max(float(rows.std(0).max()), 1e-6)
+        torch.manual_seed(config.seed)
+        self.module: Memory = build(memory)
+        self.gated = isinstance(memory, MemoryConfig) and memory.variant in GATED_VARIANTS
+        self.optimiser = torch.optim.AdamW(
+            self.module.parameters(), lr=config.lr, weight_decay=config.weight_decay
+        )
+        self.weights = _episode_weights(data, self.held)
+        self.step = self.skipped = 0
+        # Running L1 of the backbone and of both together; what the latter was when the gate was let go.
+        self.base_error = self.error = math.nan
+        self.reached = math.inf
+        self.course: list[dict[str, Any]] = []
+
+    def train(self, report: Callable[[ResidualStep], None] = lambda step: None) -> Memory:
+        """To the last step. Raises UserError when it explodes."""
+        while self.step < self.config.steps:
+            report(self.one_step())
+        return self.module.eval()
+
+    def one_step(self) -> ResidualStep:
+        """One gradient step, and a validation where one is due."""
+        config, module = self.config, self.module
+        # Of the step's number alone: what is left out or stopped changes nothing of the others.
+        rng = np.random.default_rng([config.seed, self.step])
+        torch.manual_seed(int(rng.integers(2**31)))
+        for group in self.optimiser.param_groups:
+            group["lr"] = learning_rate(self.step, config.steps, config.lr, config.warmup, config.lr_floor)
+        module.train()
+        episodes = rng.choice(len(self.data.lengths), config.batch, p=self.weights)
+        batch = self._batch(episodes, rng)
+        opened = self.gated and self.step < config.opened * config.steps
+        noise = (
+            config.gate_noise * logistic_noise(batch.valid.shape)
+            if self.gated and config.gate_noise
+            else None
+        )
+        force = torch.ones(batch.valid.shape, dtype=torch.bool) if opened else None
+        done = run_memory(module, batch.inputs, noise=noise, force=force)
+        output, mu, logvar = _head(module, done)
+        miss = (batch.base + output - batch.target)[batch.asked].abs().mean()
+        with torch.no_grad():
+            alone = (batch.base - batch.target)[batch.asked].abs().mean()
+        asked = batch.asked.any(dim=-1)
+        kl = 0.5 * (mu.square() + logvar.exp() - 1 - logvar).sum(-1)[asked].mean()
+        rate = (done.gate * batch.valid).sum() / batch.valid.sum()
+        self._follow(float(miss.detach()), float(alone), opened)
+        penalised = self._penalised(opened)
+        total = miss + config.beta * kl + config.gamma * penalised * rate * self.base_error
+        self.optimiser.zero_grad(set_to_none=True)
+        total.backward()
+        norm = torch.nn.utils.clip_grad_norm_(module.parameters(), config.clip)
+        if torch.isfinite(norm):
+            self.optimiser.step()
+            self.skipped = 0
+        else:
+            self.skipped += 1
+            if self.skipped > MOST_SKIPPED or not math.isfinite(float(alone)):
+                raise UserError(
+                    f"training exploded: no gradient was finite in the last {self.skipped} steps, up to {self.step + 1}; "
+                    "lower lr, or look for wrong actions in the rollouts"
+                )
+        self.step += 1
+        validation = None
+        if self.step % config.validate_every == 0 or self.step == config.steps:
+            validation = self.validate()
+            self.course.append(
+                {
+                    "step": self.step,
+                    "error": self.error / self.base_error,
+                    "rate": float(rate.detach()),
+                    "validation_error": validation[0],
+                    "validation_rate": validation[1],
+                }
+            )
+        return ResidualStep(
+            self.step, self.error / self.base_error, float(rate.detach()), penalised, validation
+        )
+
+    def _follow(self, miss: float, alone: float, opened: bool) -> None:
+        """Keep the running errors."""
+        if math.isfinite(miss) and math.isfinite(alone):
+            first = math.isnan(self.error)
+            self.error = miss if first else MOMENTUM * self.error + (1 - MOMENTUM) * miss
+            self.base_error = alone if first else MOMENTUM * self.base_error + (1 - MOMENTUM) * alone
+        if opened:
+            self.reached = self.error
+
+    def _penalised(self, opened: bool) -> float:
+        """1 where the error is as with an open gate, 0 where it is larger by the slack."""
+        if not self.gated or opened:
+            return 0.0
+        # What goes on to be learned with a free gate is asked for too.
+        self.reached = min(self.reached, self.error)
+        slack = self.config.slack * self.base_error
+        return min(max((self.reached + slack - self.error) / slack, 0.0), 1.0)
+
+    @torch.no_grad()
+    def validate(self) -> tuple[float, float]:
+        """Error, as a share of the backbone's, and write rate, on the episodes held out, or on all where there are none."""
+        episodes = np.flatnonzero(self.held) if self.held.any() else np.arange(len(self.held))
+        self.module.eval()
+        batch = self._batch(episodes, None)
+        done = run_memory(self.module, batch.inputs)
+        output, _, _ = _head(self.module, done)
+        miss = (batch.base + output - batch.target)[batch.asked].abs().mean()
+        alone = (batch.base - batch.target)[batch.asked].abs().mean()
+        rate = (done.fired * batch.valid).sum() / batch.valid.sum()
+        return float(miss / alone), float(rate)
+
+    def _batch(self, episodes: Any, rng: np.random.Generator | None) -> _Batch:
+        """rng: of training's noise, and of where episodes begin; None: they are as they were."""
+        data = self.data
+        longest = int(data.lengths[episodes].max())
+        hidden = (data.hidden[episodes, :longest] - self.mean) / self.spread
+        base, target = data.base[episodes, :longest], data.target[episodes, :longest]
+        lengths = data.lengths[episodes].copy()
+        if rng is not None:
+            hidden = hidden + self.config.state_noise * rng.standard_normal(hidden.shape, np.float32)
+            # An episode may begin at any time before its cue: time itself must tell nothing.
+            for row, episode in enumerate(episodes):
+                first = int(rng.integers(0, _before_cue(data.lines[episode], data.head) + 1))
+                for array in (hidden, base, target):
+                    array[row, : longest - first] = array[row, first:].copy()
+                lengths[row] -= first
+        valid = np.arange(longest) < lengths[:, None]
+        hidden[~valid] = 0.0
+        asked = np.isfinite(target) & valid[..., None]
+        return _Batch(
+            torch.from_numpy(hidden.astype(np.float32)),
+            torch.from_numpy(base),
+            torch.from_numpy(np.where(asked, target, 0.0).astype(np.float32)),
+            torch.from_numpy(asked),
+            torch.from_numpy(valid.astype(np.float32)),
+        )
+
+    def finished(self) -> Memory:
+        """The memory for hidden states as they are: the standardisation becomes part of its first layer."""
+        module = build(self.module.config)
+        module.load_state_dict(self.module.state_dict())
+        with torch.no_grad():
+            layer: Any = module.encoder
+            layer = layer[0] if isinstance(layer, torch.nn.Sequential) else layer
+            mean, spread = (torch.from_numpy(x.astype(np.float64)) for x in (self.mean, self.spread))
+            weight = layer.weight.double() / spread
+            layer.bias.copy_(layer.bias.double() - weight @ mean)
+            layer.weight.copy_(weight)
+        return module.eval()
+
+
+def _head(module: Memory, done: Sequence | Recalled) -> tuple[Tensor, Tensor, Tensor]:
+    output: tuple[Tensor, Tensor, Tensor] = module.head(done.reads, done.encoded)
+    return output
+
+
+def _held_out(line: dict[str, Any]) -> bool:
+    """By the state: episodes that share one, for they differ in the cue alone, are all held out or none is."""
+    return int(line.get("fixture_seed", 0)) % VALIDATION_SHARE == VALIDATION_SHARE - 1
+
+
+def _before_cue(line: dict[str, Any], head: dict[str, Any]) -> int:
+    """Queries before the first that may see the cue."""
+    cue = line.get("cue_steps") or [0, 0]
+    first = cue[0] - (64 if line.get("suite") == "cue_order" else 0)
+    return max(0, first // int(head["memory_step_period"]))
+
+
+def _episode_weights(data: RolloutData, held: Any) -> Any:
+    """How often an episode is drawn: every suite as often as any other, those held out never."""
+    suites = np.array([str(line.get("suite", "")) for line in data.lines])
+    weights = np.array([0.0 if h else 1.0 for h in held])
+    for suite in set(suites):
+        weights[suites == suite] /= max(weights[suites == suite].sum(), 1e-12)
+    return weights / weights.sum()
