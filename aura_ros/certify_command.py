@@ -34,7 +34,9 @@ class Certify:
     checkpoint: Annotated[
         Path | None, tyro.conf.Positional, _text("memory of a recall task (.safetensors)", "CKPT")
     ] = None
-    bag: Annotated[Path | None, _text("bag with a policy's hidden states (publish_latent)", "DIR")] = None
+    bag: Annotated[
+        Path | None, _text("bag with a policy's hidden states, or a folder of such bags", "DIR")
+    ] = None
     pomdp: Annotated[
         bool, tyro.conf.FlagCreatePairsOff, _text("prove it on a process whose value is known", "")
     ] = False
@@ -174,7 +176,7 @@ def _bag(command: Certify) -> dict[str, Any]:
     from aura_ros.memory import MemoryConfig, NumpyMemory, build_untrained
 
     assert command.bag is not None
-    stream = read_stream(command.bag)
+    stream = read_streams(command.bag)
     if command.memory is not None:
         memory, name = NumpyMemory.load(command.memory), str(command.memory)
     else:
@@ -208,6 +210,31 @@ def _bag(command: Certify) -> dict[str, Any]:
         "resamples": command.resamples,
         **dataclasses.asdict(found),
     }
+
+
+def read_streams(path: Path) -> Any:
+    """A bag's stream, or those of all bags of a folder, one after the other. Raises UserError as `read_stream` does."""
+    from aura_ros.bench.certificate.stream import Stream
+
+    inside = sorted(found.parent for found in path.glob("*/metadata.yaml")) if path.is_dir() else []
+    if (path / "metadata.yaml").exists() or not inside:
+        return read_stream(path)
+    streams = [read_stream(bag) for bag in inside]
+    widths = {(s.hidden.shape[1], s.actions.shape[1]) for s in streams}
+    if len(widths) != 1:
+        raise UserError(
+            f"the bags in {path} have hidden states and actions of sizes {sorted(widths)}; one is needed"
+        )
+    epochs, last = [], 0
+    for stream in streams:
+        epochs.append(stream.epoch + last)
+        last = int(epochs[-1].max()) + 1
+    return Stream(
+        hidden=np.concatenate([stream.hidden for stream in streams]),
+        actions=np.concatenate([stream.actions for stream in streams]),
+        epoch=np.concatenate(epochs),
+        step=np.concatenate([stream.step for stream in streams]),
+    )
 
 
 def read_stream(bag: Path) -> Any:

@@ -62,6 +62,10 @@ class Panel:
     )
     jobs: Annotated[int, _text("processes; 0: one for each core", "INT")] = 0
     out: Annotated[Path, _text("a line an episode, and what to go on from", "PATH")] = Path("panel.jsonl")
+    record: Annotated[
+        Path | None,
+        _text("keep hidden states and chunks of aura's episodes as bags, for aura certify", "DIR"),
+    ] = None
     json: Annotated[Path | None, _text("write all results to this file", "PATH")] = None
 
 
@@ -158,6 +162,7 @@ def plan(command: Panel) -> list[PanelJob]:
                     command.device,
                     command.image_size,
                     known,
+                    str(command.record.resolve()) if command.record else "",
                 )
                 for number in range(moments)
             ]

@@ -157,9 +157,8 @@ def _conclude(outcome: Any, bag: Path, pictures: Path, json_path: Path | None, c
     if not bag.is_dir():
         return code
     summary = summarize(bag, outcome.seen)
-    summary["frames"] = [
-        str(path) for path in (pictures / "first.png", pictures / "last.png") if path.exists()
-    ]
+    names = ["first.png", *sorted(path.name for path in pictures.glob("gate-*.png")), "last.png"]
+    summary["frames"] = [str(pictures / name) for name in names if (pictures / name).exists()]
     if json_path is not None:
         json_path = json_path.resolve()  # a link stays one
         temporary = json_path.with_name(f".{json_path.name}.tmp")
@@ -210,6 +209,7 @@ def summarize(bag: Path, seen: Any) -> dict[str, Any]:
         "fired": counted.gate.fired,
         "writes": counted.gate.writes,
         "write_rate": counted.gate.write_rate,
+        "fired_steps": fired_steps(gates),
         "writes_per_second": counted.gate.writes / seconds if seconds else 0.0,
         "state_bytes_first": int(gates[0].state_bytes) if gates else 0,
         "state_bytes_last": int(gates[-1].state_bytes) if gates else 0,
@@ -225,6 +225,17 @@ def summarize(bag: Path, seen: Any) -> dict[str, Any]:
     }
 
 
+def fired_steps(gates: list[Any]) -> list[int]:
+    """Control steps, since the first observation, at which the gate fired."""
+    stamps = [(gate.fired, gate.header.stamp.sec + gate.header.stamp.nanosec / 1e9) for gate in gates]
+    return [round((at - stamps[0][1]) / CONTROL_PERIOD_S) for fired, at in stamps if fired]
+
+
+def _listed(items: list[str], most: int = 12) -> str:
+    more = f" and {len(items) - most} more" if len(items) > most else ""
+    return ", ".join(items[:most]) + more if items else "none"
+
+
 def describe(summary: dict[str, Any], seen: Any, interrupted: bool) -> str:
     """The summary as a person reads it."""
     latency = summary["latency_ms"]
@@ -233,10 +244,11 @@ def describe(summary: dict[str, Any], seen: Any, interrupted: bool) -> str:
         f"steps           {summary['steps']} control steps, {summary['queries']} queries",
         f"memory          {summary['writes']} writes in {summary['memory_steps']} steps "
         f"({100 * summary['write_rate']:.0f} %), {summary['writes_per_second']:.2f} writes/s of simulated time",
+        f"gate fired at   control steps {_listed([str(step) for step in summary['fired_steps']])}",
         f"state           {summary['state_bytes_first']} bytes at the first step, {summary['state_bytes_last']} at the last",
         f"latency         p50 {latency['p50']:.1f} ms, p95 {latency['p95']:.1f} ms, p99 {latency['p99']:.1f} ms a query",
         f"bag             {summary['bag']}",
-        f"frames          {', '.join(summary['frames']) or 'none'}",
+        f"frames          {_listed(summary['frames'])}",
     ]
     if interrupted:
         lines.insert(0, "interrupted; what follows is the episode up to then")

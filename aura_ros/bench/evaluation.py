@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from aura_ros.bench.parallel import Result
+from aura_ros.memory.config import UNTRAINED
 from aura_ros.sim.suites import EpisodeConfig, EpisodeVoidError
 
 if TYPE_CHECKING:
@@ -81,7 +82,11 @@ def _policy(job: EvalJob) -> Policy:
         while len(_loaded) > 1:
             _loaded.pop(next(iter(_loaded))).close()
         _loaded[name] = load_policy(
-            backbone=job.backbone, checkpoint=job.checkpoint or None, device=job.device
+            backbone=job.backbone,
+            checkpoint=job.checkpoint or None,
+            device=job.device,
+            # What is judged is the backbone; `aura panel` judges memories.
+            memory_checkpoint=UNTRAINED,
         )
     return _loaded[name]
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from aura_ros.backbones.base import Backbone
     from aura_ros.memory import NumpyMemory
     from aura_ros.sim.libero import LiberoEnv
+    from aura_ros.types import BackboneOutput
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class PanelJob:
     """All arms and both cues of one moment. Fields as in `EpisodeConfig`, but `displaced` only says whether.
 
     arms: in any order. memories: folder of their weights. checkpoint: of the backbone. identity: what its results are kept
-    under. delay: of cue tasks.
+    under. delay: of cue tasks. record: folder for a bag of each of aura's episodes; "": none.
     """
 
     suite: str
@@ -50,6 +51,7 @@ class PanelJob:
     device: str = "cpu"
     image_size: int = 256
     identity: str = ""
+    record: str = ""
 
     @property
     def key(self) -> str:
@@ -83,11 +85,12 @@ class PanelJob:
 class Moment:
     """When the policy begins to act: the simulation, what was seen until then with each cue, and when what was lit.
 
-    hidden: for each cue float32 [Q, hidden_dim].
+    hidden, base: for each cue float32 [Q, hidden_dim], and the backbone's chunks [Q, horizon, D], which were not executed.
     """
 
     snapshot: Any
     hidden: tuple[FloatArray, ...]
+    base: tuple[FloatArray, ...]
     schedules: tuple[Schedule, ...]
 
 
@@ -117,7 +120,7 @@ def hold(env: LiberoEnv, job: PanelJob, backbone: Backbone) -> Moment:
     configs = [job.episode(cue) for cue in job.cues]
     env.begin(configs[0])
     schedules = tuple(schedule(config) for config in configs)
-    seen: list[list[FloatArray]] = [[] for _ in configs]
+    seen: list[list[BackboneOutput]] = [[] for _ in configs]
     period = backbone.info.action.horizon
     while env.held:
         for cue, shown in enumerate(schedules):
@@ -125,12 +128,16 @@ def hold(env: LiberoEnv, job: PanelJob, backbone: Backbone) -> Moment:
                 seen[cue].append(seen[0][-1])
                 continue
             env.hold.schedule = shown
-            seen[cue].append(backbone.infer(observation(env, backbone)).hidden_state)
+            seen[cue].append(backbone.infer(observation(env, backbone)))
         for _ in range(period):
             env.step(np.zeros(7))
-    width = backbone.info.hidden_dim
-    hidden = tuple(np.array(rows, np.float32).reshape(-1, width) for rows in seen)
-    return Moment(save(env), hidden, schedules)
+    width, spec = backbone.info.hidden_dim, backbone.info.action
+    hidden = tuple(np.array([o.hidden_state for o in rows], np.float32).reshape(-1, width) for rows in seen)
+    base = tuple(
+        np.array([o.base_chunk for o in rows], np.float32).reshape(-1, spec.horizon, spec.dim)
+        for rows in seen
+    )
+    return Moment(save(env), hidden, base, schedules)
 
 
 def observation(env: LiberoEnv, backbone: Backbone) -> Observation:
@@ -154,6 +161,7 @@ def _play(
     """One arm's episode from the moment on."""
     from aura_ros.policy import Policy
     from aura_ros.policy.policy import ActionRejected
+    from aura_ros.policy.units import to_controller
     from aura_ros.sim.actions import chunk_row_to_env
     from aura_ros.sim.relabel import restore
 
@@ -171,7 +179,8 @@ def _play(
     policy = Policy(backbone, cast("NumpyMemory", memory))
     over = success = wrong = False
     taken: list[float] = []
-    first = env.step_count
+    kept = [*zip(moment.hidden[cue], moment.base[cue], strict=True)] if job.record and arm == "aura" else None
+    first, period = env.step_count, backbone.info.action.horizon
     while not over:
         seen = observation(env, backbone)
         begin = time.perf_counter()
@@ -183,6 +192,8 @@ def _play(
             break
         taken.append(1e3 * (time.perf_counter() - begin))
         note(done, step.memory_step)
+        if kept is not None:
+            kept.append((step.hidden_state, to_controller(step.chunk.data, step.chunk.spec)))
         for row in step.chunk.data:
             outcome = env.step(chunk_row_to_env(row))
             success = outcome.success
@@ -190,8 +201,9 @@ def _play(
             over = outcome.done or wrong
             if over:
                 break
+    if kept is not None:
+        _record(Path(job.record) / job.line_key(cue, arm), env.instruction, kept, period)
     without = arm in WITHOUT
-    period = backbone.info.action.horizon
     fired = [] if without else [period * q for q, wrote in enumerate(done.fired) if wrote]
     active = _active(moment.schedules[cue], len(done.fired), period)
     return {
@@ -219,6 +231,22 @@ def _play(
         "ms_per_query": float(np.median(taken)) if taken else 0.0,
         "identity": job.identity,
     }
+
+
+def _record(path: Path, instruction: str, kept: list[tuple[FloatArray, FloatArray]], period: int) -> None:
+    """A bag with `latent` and `base_chunk`: in the hold what the backbone would have done, then what the policy did."""
+    import shutil
+
+    from aura_ros.training.demo_bags import Recording, write_recording
+    from aura_ros.types import LIBERO_ACTION_SPEC
+
+    step_ns = round(period * LIBERO_ACTION_SPEC.period_s * 1e9)
+    recording = Recording(instruction, ())
+    recording.latents = {query * step_ns: pair for query, pair in enumerate(kept)}
+    for leftover in (path, path.with_name(f"{path.name}.incomplete")):
+        shutil.rmtree(leftover, ignore_errors=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_recording(path, recording)
 
 
 def _active(shown: Schedule, queries: int, period: int) -> np.ndarray[Any, Any]:

@@ -30,6 +30,8 @@ class Variant(str, Enum):
     LEARNED_TOKEN_GATE = "learned_token_gate"
 
 
+# In place of a checkpoint's path: a memory from a seed alone.
+UNTRAINED = "untrained"
 GATED_VARIANTS = frozenset({Variant.AURA, Variant.LEARNED_TOKEN_GATE})
 ALWAYS_WRITE_VARIANTS = frozenset({Variant.FIXED_SIZE_STATE, Variant.WRITE_EVERY_STEP})
 FAST_WEIGHT_VARIANTS = (

@@ -15,7 +15,7 @@ from sensor_msgs.msg import Image, JointState
 from std_msgs.msg import String
 
 from aura_ros.errors import UserError
-from aura_ros.msg import ActionChunk, EpisodeStatus, PolicyStatus
+from aura_ros.msg import ActionChunk, EpisodeStatus, GateEvent, PolicyStatus
 from aura_ros.nodes import conversions, parameters, qos
 from aura_ros.nodes.runtime import run
 from aura_ros.nodes.sim_config import INTERRUPTED, SimNodeConfig
@@ -28,6 +28,8 @@ from aura_ros.types import ActionChunk as Chunk
 
 # A stamp of zero means "no time" in ROS, so simulated time begins later.
 START_NS = conversions.NS
+# Observations that wait for their gate event, and pictures of such that are kept.
+SEEN_LATELY, MOST_PICTURES = 4, 64
 ACK_TIMEOUT = Duration(seconds=1.0)
 
 
@@ -74,6 +76,13 @@ class LiberoSim(Node):
         self._episode_pub = self.create_publisher(EpisodeStatus, "episode", qos.LATCHED)
         self.create_subscription(ActionChunk, "action_chunk", self._on_chunk, qos.RELIABLE)
         self.create_subscription(PolicyStatus, f"{self.config.policy}/status", self._on_status, qos.RELIABLE)
+        if self.config.frames:
+            gate = f"{self.config.policy}/gate"
+            self.create_subscription(GateEvent, gate, self._on_gate, qos.RELIABLE)
+        # What was seen lately, by stamp: a gate event may come after the chunk of the same step.
+        self._seen: dict[int, SimObservation] = {}
+        self._fired: list[int] = []
+        self._pictures = 0
         self._thread = threading.Thread(target=self._live, name="simulation", daemon=True)
         self._thread.start()
 
@@ -103,6 +112,11 @@ class LiberoSim(Node):
         with self._news:
             self._status, self._status_at = msg, time.monotonic()
             self._news.notify_all()
+
+    def _on_gate(self, msg: GateEvent) -> None:
+        if msg.fired:
+            with self._news:
+                self._fired.append(conversions.to_ns(msg.header.stamp))
 
     # -- the simulation's thread ------------------------------------------------------------------------------
 
@@ -145,10 +159,13 @@ class LiberoSim(Node):
         self._picture("first", observation)
         try:
             while not success and env.step_count < env.max_steps:
+                self._remember(observation)
                 success = self._execute(env, self._ask(observation))
                 observation = env.observe()
+                self._picture_fired()
         finally:
             self._picture("last", observation)
+            self._picture_fired()
         if env.saturated:
             self.get_logger().warning(
                 f"{env.saturated} of {env.step_count} actions were beyond 1 controller unit and were executed as 1"
@@ -163,6 +180,22 @@ class LiberoSim(Node):
                 write_picture(path, observation.images)
             except OSError as error:
                 self.get_logger().warning(f"'{path}' cannot be written ({error.strerror})")
+
+    def _remember(self, observation: SimObservation) -> None:
+        if self.config.frames:
+            self._seen[START_NS + observation.stamp_ns] = observation
+            while len(self._seen) > SEEN_LATELY:
+                del self._seen[next(iter(self._seen))]
+
+    def _picture_fired(self) -> None:
+        """Keep what the cameras saw where the gate fired, for the first of them."""
+        with self._news:
+            fired, self._fired = self._fired, []
+        for stamp in fired:
+            seen = self._seen.get(stamp)
+            if seen is not None and self._pictures < MOST_PICTURES:
+                self._pictures += 1
+                self._picture(f"gate-{seen.step:04d}", seen)
 
     def _begin(self, env: LiberoEnv) -> None:
         msg = self._episode_msg

@@ -13,6 +13,7 @@ SIM_OPTIONS = {
     name: name
     for name in (
         *("suite", "task", "init_state", "seed", "displaced", "instruction_of"),
+        *("cue", "delay", "named"),
         *("max_steps", "image_size", "rate"),
     )
 }

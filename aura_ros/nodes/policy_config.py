@@ -10,6 +10,7 @@ from aura_ros.backbones.openvla_oft.layout import FolderOptions, is_hub_name
 from aura_ros.backbones.registry import ACCELERATIONS, BACKBONES, DTYPES, RANDOM
 from aura_ros.config import check_fields, option
 from aura_ros.errors import UserError
+from aura_ros.memory.config import UNTRAINED
 
 
 @dataclass(frozen=True)
@@ -97,10 +98,15 @@ class PolicyNodeConfig:
         maximum=256,
     )
     memory__checkpoint: str = option(
-        "", "trained memory (.safetensors); empty: an untrained one, residual exactly zero"
+        "",
+        "trained memory (.safetensors); empty: the shipped one with the shipped backbone, else an untrained one, whose "
+        "residual is exactly zero; untrained: that",
     )
     memory__state_dim: int = option(
-        32, "N = dk = dv of an untrained memory; a checkpoint brings its own", minimum=1, maximum=1024
+        32,
+        "N = dk = dv of an untrained memory, which another N than 32 makes; a checkpoint brings its own",
+        minimum=1,
+        maximum=1024,
     )
     memory_step_period: int = option(
         0,
@@ -211,7 +217,7 @@ class PolicyNodeConfig:
         for what, path in (("checkpoint", self.checkpoint), ("memory checkpoint", self.memory__checkpoint)):
             try:
                 found = (
-                    path in ("", RANDOM)
+                    path in ("", RANDOM if what == "checkpoint" else UNTRAINED)
                     or Path(path).exists()
                     or (what == "checkpoint" and is_hub_name(path))
                 )

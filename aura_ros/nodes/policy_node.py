@@ -338,7 +338,7 @@ class PolicyNode(LifecycleNode):
     def _publish_info(self) -> None:
         worker = self.worker
         if worker is not None and worker.active:
-            msg = status.policy_info(worker, __version__, self.config.memory__checkpoint)
+            msg = status.policy_info(worker, __version__)
             msg.header.stamp = self.get_clock().now().to_msg()
             self._info_pub.publish(msg)
 

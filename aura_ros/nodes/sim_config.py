@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from aura_ros.config import check_fields, option
 from aura_ros.errors import UserError
-from aura_ros.sim.suites import SUITES, EpisodeConfig
+from aura_ros.sim.suites import LONGEST_DELAY, SHORTEST_DELAY, SUITES, EpisodeConfig
 
 # EpisodeStatus.reason of an episode that a signal to the simulator ended.
 INTERRUPTED = "interrupted"
@@ -34,6 +34,14 @@ class SimNodeConfig:
     instruction_of: int = option(
         -1, "task of libero_object whose instruction is given and whose object counts; -1: its own"
     )
+    cue: int = option(0, "of a cue task, which candidate is shown", minimum=0, maximum=1)
+    delay: int = option(
+        40,
+        "of a cue task, control steps from the end of the cue to the decision",
+        minimum=SHORTEST_DELAY,
+        maximum=LONGEST_DELAY,
+    )
+    named: bool = option(False, "of a cue task, the instruction names the target: no memory is needed")
     max_steps: int = option(0, "control steps (20 Hz); 0: the suite's limit", minimum=0, maximum=100_000)
     image_size: int = option(256, "pixels, both sides of both cameras", minimum=16, maximum=1024)
     action_limit: float = option(
@@ -46,7 +54,8 @@ class SimNodeConfig:
         maximum=1000.0,
     )
     frames: str = option(
-        "", "folder for first.png and last.png, what the cameras saw at the ends; empty: none"
+        "",
+        "folder for first.png and last.png, what the cameras saw at the ends, and gate-STEP.png; empty: none",
     )
     policy: str = option("policy_node", "name of the policy node, whose ~/status is watched")
     repeat_after: float = option(
@@ -75,6 +84,9 @@ class SimNodeConfig:
             seed=self.seed,
             displaced=self.displaced,
             instruction_of=self.instruction_of,
+            cue=self.cue,
+            delay=self.delay,
+            named=self.named,
             max_steps=self.max_steps or None,
             image_size=self.image_size,
             action_limit=self.action_limit,

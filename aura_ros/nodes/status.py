@@ -91,7 +91,7 @@ def diagnostics(node_name: str, status: PolicyStatus) -> DiagnosticArray:
     return msg
 
 
-def policy_info(worker: PolicyWorker, package_version: str, memory_checkpoint: str) -> PolicyInfo:
+def policy_info(worker: PolicyWorker, package_version: str) -> PolicyInfo:
     """What the policy is; the caller stamps it."""
     backbone, memory = worker.policy.backbone.info, worker.policy.memory
     spec = backbone.action
@@ -107,7 +107,7 @@ def policy_info(worker: PolicyWorker, package_version: str, memory_checkpoint: s
         cameras=list(backbone.cameras),
         image_rotation=backbone.image_rotation,
         memory_variant=memory.config.variant.value,
-        memory_checkpoint=memory_checkpoint or f"untrained:seed={memory.config.seed}",
+        memory_checkpoint=worker.policy.memory_checkpoint or f"untrained:seed={memory.config.seed}",
         memory_hash=memory.weights_hash,
         dk=memory.config.dk,
         dv=memory.config.dv,

@@ -93,8 +93,18 @@ class Policy:
     Called from one thread. `act` steps the memory exactly once; nothing else but `reset` changes it.
     """
 
-    def __init__(self, backbone: Backbone, memory: NumpyMemory, config: PolicyConfig | None = None) -> None:
-        """Raises `UserError` if the memory was made for another hidden state, chunk or step period."""
+    def __init__(
+        self,
+        backbone: Backbone,
+        memory: NumpyMemory,
+        config: PolicyConfig | None = None,
+        memory_checkpoint: str = "",
+    ) -> None:
+        """memory_checkpoint: where the memory came from; "": it is untrained.
+
+        Raises `UserError` if the memory was made for another backbone, hidden state, chunk or step period.
+        """
+        self.memory_checkpoint = memory_checkpoint
         self.config = config or PolicyConfig()
         self.backbone = backbone
         self.memory = memory

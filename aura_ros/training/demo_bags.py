@@ -103,6 +103,8 @@ def write_recording(path: Path, recording: Recording, spec: ActionSpec = LIBERO_
         )
         messages.append((stamp, "latent", latent))
         messages.append((stamp, "base_chunk", _chunk(stamp, number, base, spec)))
+    used = {name for _, name, _ in messages}
+    topics = {name: kind for name, kind in topics.items() if name in used}
     store = typestore()
     writer = BagWriter(
         path,
