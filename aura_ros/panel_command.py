@@ -13,6 +13,7 @@ import tyro
 from aura_ros.backbones.registry import BACKBONES
 from aura_ros.errors import UserError
 from aura_ros.eval_command import FIRST_SEED, identity
+from aura_ros.panel_base import verify_base
 from aura_ros.preflight import check_json
 from aura_ros.share import share_directory
 from aura_ros.sim.suites import CUE_SUITES, LONGEST_DELAY, SHORTEST_DELAY, SUITES
@@ -54,6 +55,10 @@ class Panel:
     backbone: Annotated[str, _text("compact or openvla_oft", "NAME")] = "compact"
     device: Annotated[str, _text("cpu, cuda or cuda:<n>", "NAME")] = "cpu"
     image_size: Annotated[int, _text("pixels of both cameras", "INT")] = 256
+    verify_suite: Annotated[
+        str, _text("openvla_oft: where the base's success is compared with the published one first", "NAME")
+    ] = "libero_10"
+    verify_states: Annotated[int, _text("openvla_oft: of each of its tasks; the protocol has 50", "INT")] = 50
     quick: Annotated[
         bool, tyro.conf.FlagCreatePairsOff, _text("two episodes an arm of one suite: does it run?", "")
     ] = False
@@ -82,6 +87,8 @@ def run_panel(command: Panel) -> int:
     if command.quick:
         command = dataclasses.replace(command, episodes=QUICK_EPISODES, suites="cue_place", tasks="")
     jobs = plan(command)
+    if command.backbone == "openvla_oft":
+        verify_base(command)
     with progress("panel", len(jobs)) as shown:
         lines = PanelLines(command.out, shown.say)
         todo = [job for job in (lines.missing(job) for job in jobs) if job is not None]
