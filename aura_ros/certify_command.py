@@ -7,6 +7,7 @@ import math
 import sys
 from pathlib import Path
 from typing import Annotated, Any
+from zlib import crc32
 
 import numpy as np
 import tyro
@@ -219,6 +220,9 @@ def read_streams(path: Path) -> Any:
     inside = sorted(found.parent for found in path.glob("*/metadata.yaml")) if path.is_dir() else []
     if (path / "metadata.yaml").exists() or not inside:
         return read_stream(path)
+    # Heads are fitted on the first half and judged on the second: neither may be of some tasks alone. Both cues of a
+    # state, whose names differ in what follows "-c", are in the same half.
+    inside.sort(key=lambda bag: (crc32(bag.name.rsplit("-c", 1)[0].encode()), bag.name))
     streams = [read_stream(bag) for bag in inside]
     widths = {(s.hidden.shape[1], s.actions.shape[1]) for s in streams}
     if len(widths) != 1:

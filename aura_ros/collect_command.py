@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import tyro
 
+from aura_ros.backbones.registry import BACKBONES
 from aura_ros.errors import UserError
 from aura_ros.rollouts_command import run_rollouts
 from aura_ros.sim.suites import CUE_SUITES, SUITES
@@ -61,6 +62,8 @@ class Collect:
         Path | None,
         _text("latents: memory that drives with the policy (DAgger); none: the expert leads", "CKPT"),
     ] = None
+    backbone: Annotated[str, _text("latents: compact, or openvla_oft with --policy DIR", "NAME")] = "compact"
+    device: Annotated[str, _text("latents: of the backbone, cpu or cuda", "NAME")] = "cpu"
     delays: Annotated[
         str,
         _text("latents: control steps from the end of a cue to the decision, shortest-longest", "INT-INT"),
@@ -188,7 +191,11 @@ def check(command: Collect) -> list[int]:
         value = getattr(command, name)
         if not low <= value <= high:
             raise UserError(f"{name} {value} is not allowed; it must be from {low} to {high}")
-    if command.policy is not None and not command.policy.is_file():
+    if command.backbone not in BACKBONES or (command.backbone != "compact" and not command.latents):
+        raise UserError(
+            f"backbone '{command.backbone}' is not allowed; choose one of {', '.join(BACKBONES)}, the latter with --latents"
+        )
+    if command.policy is not None and command.backbone == "compact" and not command.policy.is_file():
         raise UserError(f"policy '{command.policy}' is no file; give a checkpoint of `aura train backbone`")
     tasks = numbers("tasks", command.tasks, SUITES[command.suite].tasks - 1)
     if not tasks:

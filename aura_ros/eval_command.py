@@ -14,7 +14,7 @@ from aura_ros.backbones.registry import BACKBONES
 from aura_ros.errors import UserError
 from aura_ros.files import write_json
 from aura_ros.preflight import check_json
-from aura_ros.sim.suites import INIT_STATES_PER_TASK, SUITES
+from aura_ros.sim.suites import CUE_SUITES, INIT_STATES_PER_TASK, SUITES
 from aura_ros.states import numbers
 
 CHOICES = {
@@ -177,6 +177,8 @@ def check(command: Eval) -> tuple[list[int], list[int]]:
     """Tasks and states. Raises UserError for what is out of range or does not go together."""
     if command.suite not in SUITES:
         raise UserError(f"suite '{command.suite}' is unknown; choose one of {', '.join(SUITES)}")
+    if command.suite in CUE_SUITES:
+        raise UserError(f"suite '{command.suite}' has a cue, of which both must be played; use `aura panel`")
     for name, allowed in CHOICES.items():
         value = getattr(command, name)
         if value not in allowed:

@@ -12,7 +12,7 @@ import tyro
 from aura_ros.errors import UserError
 from aura_ros.files import write_json
 from aura_ros.preflight import check_json
-from aura_ros.sim.suites import INIT_STATES_PER_TASK, SUITES
+from aura_ros.sim.suites import CUE_SUITES, INIT_STATES_PER_TASK, SUITES
 from aura_ros.states import numbers
 
 SPLITS = ("official", "displaced")
@@ -49,6 +49,8 @@ def run_expert_command(command: Expert) -> int:
 
     if command.suite not in SUITES:
         raise UserError(f"suite '{command.suite}' is unknown; choose one of {', '.join(SUITES)}")
+    if command.suite in CUE_SUITES:
+        raise UserError(f"suite '{command.suite}' has a cue, of which both must be played; use `aura panel`")
     if command.split not in SPLITS:
         raise UserError(f"split '{command.split}' is unknown; choose one of {', '.join(SPLITS)}")
     if command.jobs < 0:

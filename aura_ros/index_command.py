@@ -1,4 +1,4 @@
-"""`aura index`: bags of a robot's own demonstrations, made ready for `aura train backbone`."""
+"""`aura index`: bags of a robot's own demonstrations or rollouts, made ready for `aura train`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import tyro
 
 from aura_ros.errors import UserError
+from aura_ros.rollouts_command import index_rollouts
 
 
 def _text(help_text: str, metavar: str) -> Any:
@@ -21,11 +22,17 @@ class Index:
     """Index bags of a robot's own demonstrations, one episode each, as `aura train backbone` reads them.
 
     A bag has images/agentview/compressed, images/wrist/compressed, joint_states, ee_pose, action (ActionChunk) and
-    instruction, in any namespace. The bags stay where they are. Interrupted, the same command goes on.
+    instruction, in any namespace. With --latents, as `aura train memory` reads them: a bag has latent, action_chunk, info
+    (PolicyInfo) and action. The bags stay where they are. Interrupted, the same command goes on.
     """
 
     bags: Annotated[list[Path], tyro.conf.Positional, _text("rosbag2 folders", "BAG ...")]
     out: Annotated[Path, _text("folder of demonstrations to make, or to add to", "DIR")]
+    latents: Annotated[
+        bool,
+        tyro.conf.FlagCreatePairsOff,
+        _text("rollouts: hidden states (publish_latent) with what was right", ""),
+    ] = False
     instruction: Annotated[str, _text("of all of them; empty: as each bag says", "TEXT")] = ""
     fingers: Annotated[str, _text("names of the two finger joints, separated by a comma", "NAMES")] = (
         "panda_finger_joint1,panda_finger_joint2"
@@ -51,6 +58,8 @@ def run_index(command: Index) -> int:
     missing = [bag for bag in command.bags if not bag.is_dir()]
     if missing:
         raise UserError(f"bag '{missing[0]}' is no folder; give rosbag2 folders, one for each episode")
+    if command.latents:
+        return index_rollouts(command.bags, command.out)
     # By their whole paths: bags of many sessions are called alike.
     jobs = [
         IndexJob(str(command.out), str(bag.resolve()), command.instruction, fingers) for bag in command.bags

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aura_ros.errors import UserError
-from aura_ros.eval_command import Eval, plan
+from aura_ros.eval_command import Eval, check_lines, plan
 from aura_ros.sim.suites import SUITES
 
 if TYPE_CHECKING:
@@ -27,8 +27,6 @@ def verify_base(command: Panel) -> None:
     suite, states = command.verify_suite, command.verify_states
     if suite not in PUBLISHED:
         raise UserError(f"verify_suite '{suite}' is not allowed; choose one of {', '.join(PUBLISHED)}")
-    if command.checkpoint is None:
-        raise UserError("backbone 'openvla_oft' needs --checkpoint DIR, a published checkpoint's folder")
     if not 1 <= states <= 50:
         raise UserError(f"verify_states {states} is not allowed; it must be from 1 to 50")
     jobs = plan(
@@ -44,6 +42,7 @@ def verify_base(command: Panel) -> None:
         )
     )
     kept = Path(command.out).with_suffix(".base.jsonl")
+    check_lines(kept, Lines(kept).results, jobs)
     with progress("base", len(jobs)) as shown:
 
         def report(done: int, line: dict[str, Any]) -> None:

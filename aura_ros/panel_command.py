@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -127,32 +126,43 @@ def run_panel(command: Panel) -> int:
 
 def plan(command: Panel) -> list[PanelJob]:
     """All moments. Raises UserError before anything slow is done."""
-    from aura_ros.bench.arms import WITHOUT, arm_file
+    from zlib import crc32
+
+    from aura_ros.bench.arms import WITHOUT, arm_file, load_arm
     from aura_ros.bench.panel import PanelJob
-    from aura_ros.memory import NumpyMemory
 
     arms, suites, delays = check(command)
     memories = (command.memories or share_directory() / "checkpoints" / "memories").resolve()
-    checkpoint = str(command.checkpoint.resolve()) if command.checkpoint else ""
+    given = command.checkpoint
+    # A hub snapshot's name is no path.
+    checkpoint = str(given.resolve() if given.exists() else given) if given else ""
     backbone = identity(command.backbone, checkpoint)
-    hashes = []
-    for arm in (arm for arm in arms if arm not in WITHOUT):
+    known = {}
+    for arm in arms:
+        if arm in WITHOUT:
+            known[arm] = f"{backbone[:16]}-{command.image_size}"
+            continue
         path = arm_file(memories, arm)
-        hashes.append(path.read_bytes())
-    if "aura" in arms:
-        trained_on = NumpyMemory.load(arm_file(memories, "aura")).config.backbone
-        if trained_on and trained_on != backbone:
+        trained_on = load_arm(path).config.backbone
+        # Of a folder the hash is known once it is loaded; the policy compares it then.
+        if command.backbone == "compact" and trained_on and trained_on != backbone:
             raise UserError(
-                f"'{memories}' was trained on backbone {trained_on[:12]}, the checkpoint is {backbone[:12]}; give the "
+                f"'{path}' was trained on backbone {trained_on[:12]}, the checkpoint is {backbone[:12]}; give the "
                 "memories of this backbone"
             )
-    known = f"{backbone[:16]}-{_crc(hashes):08x}"
+        known[arm] = f"{backbone[:16]}-{command.image_size}-{crc32(path.read_bytes()):08x}"
     jobs = []
     for suite in suites:
         has_cue = suite in CUE_SUITES
         tasks = numbers("tasks", command.tasks, SUITES[suite].tasks - 1) if command.tasks else _all(suite)
         # Both cues of a moment are episodes of their own.
         moments = -(-command.episodes // (2 if has_cue else 1))
+        if command.split == "official" and not has_cue and moments > len(tasks) * STATES:
+            # Another fixture seed would give the very same episode again.
+            raise UserError(
+                f"episodes {command.episodes} is not allowed: {suite} has {len(tasks) * STATES} different held-out episodes "
+                "of these tasks; give at most as many, or --split displaced"
+            )
         for delay in delays if has_cue else [0]:
             jobs += [
                 PanelJob(
@@ -168,7 +178,7 @@ def plan(command: Panel) -> list[PanelJob]:
                     command.backbone,
                     command.device,
                     command.image_size,
-                    known,
+                    tuple(known.items()),
                     str(command.record.resolve()) if command.record else "",
                 )
                 for number in range(moments)
@@ -179,15 +189,6 @@ def plan(command: Panel) -> list[PanelJob]:
 def _all(suite: str) -> list[int]:
     """The tasks that a suite's arms run on: all of a cue suite, and those that the shipped policy learned."""
     return list(range(SUITES[suite].tasks)) if suite in CUE_SUITES else [0, 2, 4, 8]
-
-
-def _crc(parts: Iterable[bytes]) -> int:
-    from zlib import crc32
-
-    value = 0
-    for part in parts:
-        value = crc32(part, value)
-    return value
 
 
 def check(command: Panel) -> tuple[list[str], list[str], list[int]]:
@@ -208,6 +209,8 @@ def check(command: Panel) -> tuple[list[str], list[str], list[int]]:
         raise UserError(
             "arm 'first-k' writes as often as aura does in the same episode; add aura to the arms"
         )
+    if command.backbone != "compact" and command.checkpoint is None:
+        raise UserError(f"backbone '{command.backbone}' has no checkpoint of its own; give --checkpoint DIR")
     if command.backbone not in BACKBONES:
         raise UserError(f"backbone '{command.backbone}' is unknown; choose one of {', '.join(BACKBONES)}")
     if command.split not in ("official", "displaced"):
@@ -220,6 +223,8 @@ def check(command: Panel) -> tuple[list[str], list[str], list[int]]:
                 f"{name} {getattr(command, name)} is not allowed; it must be from {low} to {high}"
             )
     delays = [int(part) if part.strip().isdecimal() else -1 for part in command.delays.split(",")]
+    if len(set(delays)) != len(delays):
+        raise UserError(f"delays '{command.delays}' is not allowed; name each once")
     for delay in delays:
         if not SHORTEST_DELAY <= delay <= LONGEST_DELAY:
             raise UserError(

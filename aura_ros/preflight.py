@@ -17,6 +17,7 @@ import yaml
 from aura_ros.backbones.registry import check_checkpoint
 from aura_ros.config import check_value
 from aura_ros.errors import UserError
+from aura_ros.memory.config import UNTRAINED
 from aura_ros.nodes.policy_config import PolicyNodeConfig
 from aura_ros.report.bag import incomplete
 
@@ -45,7 +46,7 @@ def check_policy_files(config: PolicyNodeConfig) -> None:
         unnorm_key=config.unnorm_key or None,
         options=config.folder_options(),
     )
-    if config.memory__checkpoint:
+    if config.memory__checkpoint not in ("", UNTRAINED):
         from aura_ros.memory.checkpoint import load_checkpoint
 
         load_checkpoint(config.memory__checkpoint)

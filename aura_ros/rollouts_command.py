@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 
 def run_rollouts(command: Collect, tasks: list[int]) -> int:
     """Roll out `command.episodes` episodes of each task; returns the exit status. Raises UserError."""
-    from aura_ros.backbones.openvla_oft.checkpoint import read_head
     from aura_ros.backbones.registry import shipped_checkpoint
     from aura_ros.bench.parallel import Lines, run_jobs
     from aura_ros.bench.recall.clock import progress
@@ -24,16 +24,21 @@ def run_rollouts(command: Collect, tasks: list[int]) -> int:
     from aura_ros.training.rolling import RolloutJob, head, jobs, roll
     from aura_ros.training.rollouts import RolloutFolder
 
+    check_rollouts(command)
     policy = Path(command.policy or shipped_checkpoint()).resolve()
-    backbone = read_head(policy)
-    policy_hash = str(backbone.recorded_sha256)
-    hidden_dim = backbone.config.language.hidden
+    policy_hash, hidden_dim = backbone_of(command, policy)
     delays = delays_of(command.delays)
     memory, memory_hash = "", ""
     if command.memory is not None:
         from aura_ros.memory import NumpyMemory
 
-        memory, memory_hash = str(command.memory.resolve()), NumpyMemory.load(command.memory).weights_hash
+        driver = NumpyMemory.load(command.memory)
+        if driver.config.backbone not in ("", policy_hash):
+            raise UserError(
+                f"memory '{command.memory}' was trained on backbone {driver.config.backbone[:12]}, the policy is "
+                f"{policy_hash[:12]}; give that backbone, or a memory of this one"
+            )
+        memory, memory_hash = str(command.memory.resolve()), driver.weights_hash
     template = RolloutJob(
         str(command.out),
         command.suite,
@@ -47,9 +52,11 @@ def run_rollouts(command: Collect, tasks: list[int]) -> int:
         delays,
         command.image_size,
         command.seed,
+        command.backbone,
+        command.device,
     )
     folder = RolloutFolder(command.out)
-    folder.prepare(head(policy_hash, hidden_dim, delays))
+    folder.prepare(head(policy_hash, hidden_dim, delays, command.image_size))
     todo = jobs(template, tasks, range(command.episodes), command.split)
     begun, run, succeeded = time.monotonic(), 0, 0
     with progress("rolling out", len(todo)) as shown:
@@ -69,6 +76,61 @@ def run_rollouts(command: Collect, tasks: list[int]) -> int:
         seconds = time.monotonic() - begun
         sys.stdout.write(f"{run} episodes in {seconds / 60:.1f} min, {run / seconds:.2f}/s\n")
     return 0
+
+
+def index_rollouts(bags: list[Path], out: Path) -> int:
+    """Index a policy's own bags as rollouts; returns the exit status. Raises UserError naming the bag."""
+    from aura_ros.bench.parallel import Lines
+    from aura_ros.bench.recall.clock import progress
+    from aura_ros.training.demonstrations import LINES
+    from aura_ros.training.rolling import shared
+    from aura_ros.training.rollouts import RolloutFolder, index_rollout, policy_of, save_rollout
+
+    folder = RolloutFolder(out)
+    queries = 0
+    with progress("indexing", len(bags)) as shown:
+        for number, bag in enumerate(bags, start=1):
+            # All of them are of one policy: the folder says which, and refuses another's.
+            folder.prepare(shared(**policy_of(bag)))
+            lines = Lines(folder.folder / LINES, shown.say)
+            folder.forget_lost(lines.results)
+            name = f"{bag.name}-{sha256(str(bag.resolve()).encode()).hexdigest()[:8]}"
+            if name not in lines.results:
+                rollout = index_rollout(bag)
+                save_rollout(folder.index / f"{name}.npz", rollout)
+                lines.append({"key": name, "id": name, "bag": str(bag.resolve()), "frames": len(rollout)})
+            queries += lines.results[name]["frames"]
+            shown.item(number, f"{bag}: {lines.results[name]['frames']} queries")
+    sys.stdout.write(f"{out}: {len(bags)} rollouts, {queries:,} queries\n")
+    return 0
+
+
+def check_rollouts(command: Collect) -> None:
+    """Raise UserError for options that rollouts do not have."""
+    for name, plain in (("instructions", "own"), ("until", "end"), ("frames_every", 3)):
+        if getattr(command, name) != plain:
+            raise UserError(
+                f"{name} is not for --latents: every query of the whole episode is kept; leave it out"
+            )
+    if command.backbone != "compact" and command.policy is None:
+        raise UserError(f"backbone '{command.backbone}' has no checkpoint of its own; give --policy DIR")
+
+
+def backbone_of(command: Collect, policy: Path) -> tuple[str, int]:
+    """Hash of the backbone's weights, and width of its hidden state. Raises UserError."""
+    if command.backbone == "compact":
+        from aura_ros.backbones.openvla_oft.checkpoint import read_head
+
+        head = read_head(policy)
+        return str(head.recorded_sha256), head.config.language.hidden
+    from aura_ros.backbones.registry import load_backbone
+
+    # What a folder's weights are is known once they are read.
+    loaded = load_backbone(command.backbone, policy, device=command.device)
+    try:
+        return loaded.info.checkpoint_hash, loaded.info.hidden_dim
+    finally:
+        loaded.close()
 
 
 def delays_of(text: str) -> tuple[int, int]:

@@ -30,6 +30,7 @@ from aura_ros.preflight import (
 )
 from aura_ros.report.bag import incomplete, target
 from aura_ros.share import share_directory
+from aura_ros.sim.cues import schedule
 from aura_ros.types import LIBERO_ACTION_SPEC
 
 CONTROL_PERIOD_S = LIBERO_ACTION_SPEC.period_s
@@ -280,7 +281,7 @@ class _Display:
         )
         self._console = console
         self._task = self._progress.add_task(
-            "starting", total=config.max_steps or config.episode().step_limit, note=""
+            "starting", total=config.episode().step_limit + schedule(config.episode()).held, note=""
         )
         self._said = -1
 

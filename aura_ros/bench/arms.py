@@ -12,6 +12,7 @@ import torch
 
 from aura_ros.errors import UserError
 from aura_ros.memory import MemoryStep, NumpyMemory
+from aura_ros.memory.baseline_config import GROWING, WINDOW
 from aura_ros.memory.baseline_file import FORMAT as BASELINE_FORMAT
 from aura_ros.memory.baseline_file import load_baseline
 from aura_ros.memory.baselines import Baseline
@@ -49,22 +50,33 @@ class Remembered:
 class CachedBaseline:
     """A baseline stepped query by query, with the interface that a policy asks of a memory.
 
-    What is carried is its rows, and their bytes are the baseline's own count; they are kept here as the encoded inputs, and
-    the read is computed anew from all of them, which is the stepwise definition itself.
+    What is carried is its rows, and their bytes are the baseline's own count. Only caches that attend to all rows, or to
+    the latest.
     """
 
     def __init__(self, module: Baseline) -> None:
+        if module.config.kind not in (GROWING, WINDOW) or (
+            module.config.kind == WINDOW and module.config.sinks
+        ):
+            raise UserError(
+                f"baseline '{module.config.kind}' is no arm of the panel; use kv or window without sinks"
+            )
         self.module, self.config = module, module.config
-        self._rows: list[torch.Tensor] = []
+        self._most = module.config.rows if module.config.kind == WINDOW else None
+        self._rows: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     @torch.no_grad()
     def step(self, hidden: FloatArray) -> MemoryStep:
         """hidden: float32 [input_dim]."""
-        self._rows.append(self.module.encoder(torch.from_numpy(hidden)[None]))
-        z = torch.stack(self._rows, dim=1)
-        module = self.module
-        reads = module.one_by_one(z, module.to_q(z), module.to_k(z), module.to_v(z))
-        output, _, _ = module.head(reads[:, -1], z[:, -1])
+        module: Any = self.module
+        z = module.encoder(torch.from_numpy(hidden)[None])
+        self._rows.append((module.to_k(z), module.to_v(z)))
+        if self._most is not None:
+            del self._rows[: -self._most]
+        keys, values = (torch.stack(parts, dim=1) for parts in zip(*self._rows, strict=True))
+        ages = torch.arange(len(self._rows) - 1, -1, -1)
+        read, _ = module.attend(module.to_q(z), keys, values, ages)
+        output, _, _ = module.head(read, z)
         return MemoryStep(True, 1.0, 0.0, 0.0, output[0].numpy(), module.config.row_bytes, 0.0)
 
     def reset(self) -> None:

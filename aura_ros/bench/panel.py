@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
+from zlib import crc32
 
 import numpy as np
 
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
 class PanelJob:
     """All arms and both cues of one moment. Fields as in `EpisodeConfig`, but `displaced` only says whether.
 
-    arms: in any order. memories: folder of their weights. checkpoint: of the backbone. identity: what its results are kept
-    under. delay: of cue tasks. record: folder for a bag of each of aura's episodes; "": none.
+    arms: in any order. memories: folder of their weights. checkpoint: of the backbone. identities: of each arm, what tells
+    its results from those of other weights. delay: of cue tasks. record: folder for bags of aura's episodes; "": none.
     """
 
     suite: str
@@ -50,7 +51,7 @@ class PanelJob:
     backbone: str = "compact"
     device: str = "cpu"
     image_size: int = 256
-    identity: str = ""
+    identities: tuple[tuple[str, str], ...] = ()
     record: str = ""
 
     @property
@@ -74,6 +75,10 @@ class PanelJob:
     def line_key(self, cue: int, arm: str) -> str:
         """Unique among episodes."""
         return f"{self.key}-c{cue}-{arm}"
+
+    def identity(self, arm: str) -> str:
+        """Of the backbone and the arm's memory."""
+        return dict(self.identities).get(arm, "")
 
     @property
     def cues(self) -> tuple[int, ...]:
@@ -159,6 +164,7 @@ def _play(
     counted: dict[str, Remembered],
 ) -> Result:
     """One arm's episode from the moment on."""
+    from aura_ros.memory import NumpyMemory
     from aura_ros.policy import Policy
     from aura_ros.policy.policy import ActionRejected
     from aura_ros.policy.units import to_controller
@@ -170,6 +176,9 @@ def _play(
     env.want(dataclasses.replace(config, named=True) if arm == "oracle" and config.has_cue else config)
     env.hold.schedule = moment.schedules[cue]
     memory = _memory(job, backbone, arm, counted)
+    if isinstance(memory, NumpyMemory):
+        # The schedule of `random_write` is this episode's, whatever this process has played before.
+        memory.episode = crc32(job.line_key(cue, arm).encode())
     # What the other cue left behind, as if it were this one's.
     done = follow(memory, moment.hidden[1 - cue if arm == "swap" and len(moment.hidden) > 1 else cue])
     if arm == "zero":
@@ -178,6 +187,7 @@ def _play(
     # Arms have all that a policy asks of a memory; only a node asks for more.
     policy = Policy(backbone, cast("NumpyMemory", memory))
     over = success = wrong = False
+    problem = ""
     taken: list[float] = []
     kept = [*zip(moment.hidden[cue], moment.base[cue], strict=True)] if job.record and arm == "aura" else None
     first, period = env.step_count, backbone.info.action.horizon
@@ -189,6 +199,7 @@ def _play(
         except ActionRejected as rejected:
             # Nothing of it may be executed: a failure of the policy, not of the panel.
             note(done, rejected.memory_step)
+            problem = str(rejected)
             break
         taken.append(1e3 * (time.perf_counter() - begin))
         note(done, step.memory_step)
@@ -229,19 +240,20 @@ def _play(
         "fired_steps": fired,
         # The first query of a process warms up.
         "ms_per_query": float(np.median(taken)) if taken else 0.0,
-        "identity": job.identity,
+        "problem": problem,
+        "identity": job.identity(arm),
     }
 
 
 def _record(path: Path, instruction: str, kept: list[tuple[FloatArray, FloatArray]], period: int) -> None:
-    """A bag with `latent` and `base_chunk`: in the hold what the backbone would have done, then what the policy did."""
+    """A bag with `latent` and `action_chunk`: in the hold what the backbone would have done, then what the policy did."""
     import shutil
 
     from aura_ros.training.demo_bags import Recording, write_recording
     from aura_ros.types import LIBERO_ACTION_SPEC
 
     step_ns = round(period * LIBERO_ACTION_SPEC.period_s * 1e9)
-    recording = Recording(instruction, ())
+    recording = Recording(instruction, (), chunk_topic="action_chunk")
     recording.latents = {query * step_ns: pair for query, pair in enumerate(kept)}
     for leftover in (path, path.with_name(f"{path.name}.incomplete")):
         shutil.rmtree(leftover, ignore_errors=True)

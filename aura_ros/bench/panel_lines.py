@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 
 from aura_ros.bench.panel import PanelJob
 from aura_ros.bench.parallel import Lines, Result
@@ -24,11 +25,14 @@ class PanelLines(Lines):
         for arm in job.arms:
             known = [self.results.get(job.line_key(cue, arm)) for cue in job.cues]
             for line in known:
-                if line is not None and line.get("identity") != job.identity:
+                if line is not None and line.get("identity") != job.identity(arm):
                     raise UserError(
                         f"'{self.path}' has {line['key']} of another backbone or memory; give another --out"
                     )
-            if any(line is None for line in known):
+            bags = [
+                Path(job.record) / job.line_key(cue, arm) for cue in job.cues if job.record and arm == "aura"
+            ]
+            if any(line is None for line in known) or not all(bag.is_dir() for bag in bags):
                 arms.append(arm)
         if "first-k" in arms and "aura" not in arms:
             arms.append("aura")

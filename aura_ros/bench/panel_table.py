@@ -44,12 +44,12 @@ class Difference:
 
 def moment(line: Result) -> tuple[object, ...]:
     """What episodes of all arms have in common that are compared in pairs."""
-    return (*cluster(line), line["delay"], line["cue"])
+    return (*cluster(line), line["seed"], line["delay"], line["cue"])
 
 
 def cluster(line: Result) -> tuple[object, ...]:
-    """The state: episodes of one are not independent of one another."""
-    return (line["task"], line["init_state"], line["seed"], line["displaced"])
+    """The state: episodes of one are not independent of one another. Official ones differ with the state alone."""
+    return (line["task"], line["init_state"], line["seed"] if line["displaced"] else 0, line["displaced"])
 
 
 def paired(ours: Sequence[Result], theirs: Sequence[Result], seed: int = 0) -> Difference | None:
@@ -67,6 +67,14 @@ def paired(ours: Sequence[Result], theirs: Sequence[Result], seed: int = 0) -> D
     low, high = np.quantile(means[:, 0] / means[:, 1], (0.025, 0.975))
     mean = totals[:, 0].sum() / totals[:, 1].sum()
     return Difference(float(mean), float(low), float(high), int(totals[:, 1].sum()), len(totals))
+
+
+def clustered(lines: Sequence[Result], seed: int = 0) -> tuple[float, float]:
+    """95 % interval of the success rate when whole states are drawn."""
+    nothing = [{**line, "success": False} for line in lines]
+    found = paired(lines, nothing, seed)
+    assert found is not None
+    return found.low, found.high
 
 
 def cue_fired(line: Result) -> bool:
@@ -154,6 +162,14 @@ def verdicts(lines: Sequence[Result]) -> list[str]:
                 said.append(
                     f"cue tasks, delay {delay}, aura less {other}: {gap.text()} points, {gap.pairs} pairs of {gap.clusters} "
                     "states"
+                )
+        for name in ("base", "zero"):
+            if own := arms[delay, name]:
+                low, high = clustered(own)
+                said.append(
+                    f"cue tasks, delay {delay}, {name}: {100 * np.mean([line['success'] for line in own]):.0f} % "
+                    f"[{100 * low:.0f}, {100 * high:.0f}], whole states drawn; both cues of a state look alike to it, and "
+                    "it can reach the target of one of them at most"
                 )
         if swapped := arms[delay, "swap"]:
             # What was chosen, of those that chose: with the other cue's memory it is the other target.

@@ -316,6 +316,15 @@ class NumpyMemory:
         self._threshold = float(value)
 
     @property
+    def episode(self) -> int:
+        """Resets so far, which `random_write` draws its schedule from; may be set."""
+        return self._episode
+
+    @episode.setter
+    def episode(self, value: int) -> None:
+        self._episode = value
+
+    @property
     def steps(self) -> int:
         """Memory steps since the start or the last reset."""
         return self._steps

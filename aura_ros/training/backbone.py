@@ -6,13 +6,10 @@ import dataclasses
 import json
 import math
 import os
-import signal
-import threading
 import time
 import uuid
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +35,7 @@ from aura_ros.config import check_fields, option
 from aura_ros.errors import UserError
 from aura_ros.training.augment import STILL, Jitter, prepare_batch
 from aura_ros.training.demo_data import DemoData, statistics
+from aura_ros.training.interrupts import interrupts_held
 from aura_ros.training.keypoints import Keypoints, lit_objects, normalised_points
 from aura_ros.training.objective import learning_rate
 
@@ -261,6 +259,7 @@ class BackboneTrainer:
         known = {
             "config": dataclasses.asdict(self.config),
             "network": self.network.to_json(),
+            "heads": sorted(name for name, _ in self.keypoints.named_parameters()),
             "samples": len(self.data.samples),
             "actions": zlib.crc32(self.data.samples.actions.tobytes()),
             "begin": self.begin_sha256,
@@ -331,23 +330,6 @@ def fit(
         trainer.save_state(state)
         if math.isfinite(trainer.best_loss):
             trainer.save(out)
-
-
-@contextmanager
-def interrupts_held() -> Iterator[None]:
-    """A Ctrl-C during the block comes at its end."""
-    here = threading.current_thread() is threading.main_thread()
-    if not here or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        yield
-        return
-    came: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if came:
-        raise KeyboardInterrupt
 
 
 def _check_fit(network: OftConfig, data: DemoData) -> None:

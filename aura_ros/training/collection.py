@@ -74,7 +74,8 @@ class CollectJob:
         driver = f"policy{self.policy_hash[:8]}" if self.policy else "expert"
         split = "displaced" if self.displaced else "official"
         told = "" if self.instruction_of < 0 else f"-told{self.instruction_of}"
-        return f"{self.suite}-t{self.task}{told}-{split}-{driver}-s{self.seed}-n{self.number}"
+        shared = f"-of{self.cues}" if self.cues else ""
+        return f"{self.suite}-t{self.task}{told}-{split}-{driver}-s{self.seed}-n{self.number}{shared}"
 
     @property
     def episode(self) -> EpisodeConfig:

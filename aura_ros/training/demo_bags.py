@@ -37,7 +37,7 @@ TYPES = {
     "keypoints": "geometry_msgs/msg/PoseArray",
     "keypoint_names": "std_msgs/msg/String",
 }
-LATENT_TYPES = {"latent": "aura_ros/msg/Latent", "base_chunk": "aura_ros/msg/ActionChunk"}
+LATENT = "aura_ros/msg/Latent"
 COMPRESSED = "sensor_msgs/msg/CompressedImage"
 LATCHED = ("instruction", "keypoint_names")
 
@@ -48,7 +48,7 @@ class Recording:
 
     images: camera -> stamp -> JPEG. robot: stamp -> joint positions [9], hand position [3], quaternion x y z w [4].
     actions: (stamp, rows [k, D]), controller units, gripper 1 open. keypoints: stamp -> float [K, 3], m. latents: stamp
-    -> hidden state [hidden_dim] and the backbone's own chunk [horizon, D], controller units.
+    -> hidden state [hidden_dim] and the backbone's own chunk [horizon, D], controller units, which is on `chunk_topic`.
     """
 
     instruction: str
@@ -59,6 +59,7 @@ class Recording:
     keypoints: dict[int, npt.NDArray[np.float64]] = field(default_factory=dict)
     keypoint_names: Sequence[str] = KEYPOINT_NAMES
     latents: dict[int, tuple[FloatArray, FloatArray]] = field(default_factory=dict)
+    chunk_topic: str = "base_chunk"
 
 
 def write_recording(path: Path, recording: Recording, spec: ActionSpec = LIBERO_ACTION_SPEC) -> None:
@@ -96,13 +97,11 @@ def write_recording(path: Path, recording: Recording, spec: ActionSpec = LIBERO_
         array = _make(TYPES["keypoints"], header=_header(stamp, "world"), poses=poses)
         messages.append((stamp, "keypoints", array))
     if recording.latents:
-        topics |= LATENT_TYPES
+        topics |= {"latent": LATENT, recording.chunk_topic: TYPES["action"]}
     for number, (stamp, (hidden, base)) in enumerate(recording.latents.items()):
-        latent = _make(
-            LATENT_TYPES["latent"], header=_header(stamp, ""), epoch=0, step=number + 1, data=hidden
-        )
+        latent = _make(LATENT, header=_header(stamp, ""), epoch=0, step=number + 1, data=hidden)
         messages.append((stamp, "latent", latent))
-        messages.append((stamp, "base_chunk", _chunk(stamp, number, base, spec)))
+        messages.append((stamp, recording.chunk_topic, _chunk(stamp, number, base, spec)))
     used = {name for _, name, _ in messages}
     topics = {name: kind for name, kind in topics.items() if name in used}
     store = typestore()

@@ -19,6 +19,7 @@ from aura_ros.errors import UserError
 from aura_ros.memory.baseline_file import save_baseline
 from aura_ros.memory.baselines import Baseline
 from aura_ros.memory.module import export_numpy
+from aura_ros.training.interrupts import interrupts_held
 from aura_ros.training.residual import ResidualStep, ResidualTrainer
 from aura_ros.training.train import Memory
 
@@ -31,7 +32,9 @@ def fit(trainer: ResidualTrainer, state: Path, report: Callable[[ResidualStep], 
         load_state(trainer, state)
     try:
         while trainer.step < trainer.config.steps:
-            report(trainer.one_step())
+            with interrupts_held():
+                done = trainer.one_step()
+            report(done)
             if trainer.step % SAVE_EVERY == 0:
                 save_state(trainer, state)
     except KeyboardInterrupt:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from aura_ros.memory.config import UNTRAINED
 from aura_ros.sim.cues import CHUNK
 from aura_ros.sim.libero import CONTROL_PERIOD_NS, JOINT_NAMES, LiberoEnv, proprio
 from aura_ros.sim.suites import EpisodeConfig, EpisodeVoidError
@@ -34,7 +35,7 @@ LED = 0.7
 class RolloutJob:
     """One episode. policy: checkpoint of the backbone. memory: of the memory that drives with it; "": the expert leads.
 
-    delays: shortest and longest delay of cue tasks. Other fields as in `CollectJob`.
+    backbone, device: as in `load_policy`. delays: shortest and longest delay of cue tasks. Other fields as in `CollectJob`.
     """
 
     folder: str
@@ -49,6 +50,8 @@ class RolloutJob:
     delays: tuple[int, int] = (20, 80)
     image_size: int = 256
     seed: int = 0
+    backbone: str = "compact"
+    device: str = "cpu"
 
     @property
     def key(self) -> str:
@@ -75,18 +78,26 @@ class RolloutJob:
         )
 
 
-def head(policy_hash: str, hidden_dim: int, delays: tuple[int, int]) -> dict[str, Any]:
-    """What all episodes of a folder share."""
+def shared(backbone: str, hidden_dim: int, memory_step_period: int) -> dict[str, Any]:
+    """What all episodes of a folder have in common, and those of folders that are trained on together."""
     spec = LIBERO_ACTION_SPEC
     return {
         "format": FORMAT,
-        "backbone": policy_hash,
+        "backbone": backbone,
         "hidden_dim": hidden_dim,
-        "memory_step_period": spec.horizon,
+        "memory_step_period": memory_step_period,
         "horizon": spec.horizon,
         "period_s": spec.period_s,
         "action_names": list(spec.names),
+    }
+
+
+def head(policy_hash: str, hidden_dim: int, delays: tuple[int, int], image_size: int) -> dict[str, Any]:
+    """What all simulated episodes of a folder share."""
+    return {
+        **shared(policy_hash, hidden_dim, LIBERO_ACTION_SPEC.horizon),
         "delays": list(delays),
+        "camera_pixels": image_size,
         "held_out_states": f"{TRAINED_STATES}-49",
     }
 
@@ -135,15 +146,16 @@ def _roll(job: RolloutJob, env: LiberoEnv, config: EpisodeConfig) -> dict[str, A
         images = {name: seen.images[name] for name in policy.backbone.info.cameras}
         try:
             step = policy.act(Observation(images, proprio(seen), env.instruction))
+            recording.latents[stamp] = (step.hidden_state, step.base_chunk)
+            rows = [chunk_row_to_env(row) for row in step.chunk.data]
         except ActionRejected as rejected:
             recording.latents[stamp] = (rejected.hidden_state, rejected.base_chunk)
-            break
-        recording.latents[stamp] = (step.hidden_state, step.base_chunk)
-        rows = [chunk_row_to_env(row) for row in step.chunk.data]
+            # In the hold nothing is executed; later nothing of it may be, and what is right is all that is left to ask.
+            rows = [np.zeros(7)] * horizon if env.held else []
         if not env.held:
             plan = relabel(env, reader, horizon)
             recording.actions.append((stamp, model_rows(plan)))
-            if not job.memory and rng.random() < LED:
+            if not rows or (not job.memory and rng.random() < LED):
                 rows = list(plan.astype(np.float64))
         for row in rows:
             outcome = env.step(row)
@@ -184,7 +196,10 @@ def _policy(job: RolloutJob) -> Policy:
     if name not in _loaded:
         _loaded.clear()
         _loaded[name] = load_policy(
-            backbone="compact", checkpoint=Path(job.policy), memory_checkpoint=job.memory or None
+            backbone=job.backbone,
+            checkpoint=Path(job.policy),
+            device=job.device,
+            memory_checkpoint=job.memory or UNTRAINED,
         )
     return _loaded[name]
 

@@ -89,6 +89,21 @@ def save_rollout(path: Path, rollout: Rollout) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def policy_of(path: Path) -> dict[str, Any]:
+    """Whose hidden states a bag has: backbone, hidden_dim and memory_step_period. Raises UserError if it does not say."""
+    for found in read_bag(path):
+        if found.message.__msgtype__.endswith("/PolicyInfo"):
+            info = found.message
+            return {
+                "backbone": str(info.checkpoint_hash),
+                "hidden_dim": int(info.hidden_dim),
+                "memory_step_period": int(info.memory_step_period),
+            }
+    raise UserError(
+        f"bag '{path}' has no PolicyInfo: whose hidden states it holds is unknown; record policy_node/info too"
+    )
+
+
 def index_rollout(path: Path, spec: ActionSpec = LIBERO_ACTION_SPEC) -> Rollout:
     """A bag's hidden states, the backbone's chunks for them, and the actions that were right, by their stamps.
 
@@ -131,15 +146,15 @@ def index_rollout(path: Path, spec: ActionSpec = LIBERO_ACTION_SPEC) -> Rollout:
     for stamp in stamps:
         at = nearest(chunk_times, stamp, period // 2)
         if at is None:
-            continue
+            raise UserError(
+                f"bag '{path}' has no chunk for its hidden state at {stamp} ns; record 'action_chunk' too"
+            )
         chunk = np.asarray(chunks[at].data, np.float32).reshape(-1, spec.dim)
         right = label_of(stamp, plans, rows, row_times, spec.horizon, period)
         found["hidden"].append(np.asarray(streams["latent"][stamp].data, np.float32))
         found["base"].append(to_controller(chunk, spec))
         found["target"].append(np.full(chunk.shape, np.nan, np.float32) if right is None else right)
         found["step"].append(round((stamp - stamps[0]) / period))
-    if not found["step"]:
-        raise UserError(f"bag '{path}' has no chunk for any of its hidden states; record 'action_chunk' too")
     return Rollout(
         np.stack(found["hidden"]),
         np.stack(found["base"]).astype(np.float32),
@@ -180,6 +195,12 @@ def load_rollouts(folders: Sequence[RolloutFolder]) -> RolloutData:
         for line in sorted(folder.episodes(), key=lambda episode: str(episode["id"])):
             lines.append(line)
             parts.append(folder.rollout(line))
+            apart = set(np.diff(parts[-1].step).tolist()) - {folder.head()["memory_step_period"]}
+            if apart:
+                raise UserError(
+                    f"'{folder.folder}' has {line['id']} with queries {sorted(apart)[0]} control steps apart, not "
+                    f"{folder.head()['memory_step_period']}; leave that episode out, or train on such ones alone"
+                )
     longest = max(len(part) for part in parts)
     width = int(np.prod(parts[0].base.shape[1:]))
     data = RolloutData(

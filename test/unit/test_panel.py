@@ -62,6 +62,15 @@ def line(arm, success, state=0, cue=0, wrong=False, **changes):
         (["--suites", "cue_colour"], "suites: 'cue_colour' is unknown"),
         (["--delays", "10"], "delays '10' is not allowed; give whole numbers from 20 to 2000"),
         (["--delays", "long"], "delays 'long' is not allowed"),
+        (["--delays", "80,80"], "delays '80,80' is not allowed; name each once"),
+        (
+            ["--backbone", "openvla_oft"],
+            "backbone 'openvla_oft' has no checkpoint of its own; give --checkpoint DIR",
+        ),
+        (
+            ["--arms", "base", "--suites", "libero_object", "--split", "official"],
+            "libero_object has 40 different held-out episodes of these tasks",
+        ),
         (["--episodes", "0"], "episodes 0 is not allowed"),
         (["--engine", "slurm"], "engine 'slurm' is unknown; choose one of processes, ray"),
         (["--split", "both"], "split 'both' is unknown"),
@@ -154,7 +163,7 @@ def job(**changes):
             "arms": ("base", "aura", "first-k"),
             "memories": "m",
             "checkpoint": "",
-            "identity": "one",
+            "identities": tuple((arm, "one") for arm in ("base", "aura", "first-k")),
             **changes,
         }
     )
@@ -176,7 +185,7 @@ def test_what_is_missing_is_played_and_nothing_else(tmp_path):
     assert again.missing(whole) is None
     assert len(again.of([whole])) == 6
     with pytest.raises(UserError, match=r"panel.jsonl' has .* of another backbone or memory"):
-        again.missing(job(identity="two"))
+        again.missing(job(identities=(("base", "one"), ("aura", "two"))))
 
 
 def test_a_cache_stepped_query_by_query_equals_its_definition():

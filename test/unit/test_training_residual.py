@@ -215,6 +215,20 @@ def test_an_explosion_is_told_and_ends_it(rollouts):
         trainer.train()
 
 
+def test_a_bag_that_does_not_say_whose_hidden_states_it_has_is_refused(aura, tmp_path):
+    made, _ = recording(np.random.default_rng(3), 1)
+    write_recording(tmp_path / "bag", made)
+    status, _, error = aura("index", "--latents", "bag", "--out", "r")
+    assert (status, error.count("\n")) == (2, 1)
+    assert "bag 'bag' has no PolicyInfo" in error
+
+
+def test_queries_at_another_period_than_the_folder_s_are_refused(tmp_path):
+    folder = fill(tmp_path / "a", 2, memory_step_period=4)
+    with pytest.raises(UserError, match=r"a' has e000 with queries 8 control steps apart, not 4; leave that"):
+        load_rollouts([folder])
+
+
 @pytest.mark.parametrize(
     ("changed", "said"),
     [({"backbone": "c" * 64}, "backbone"), ({"memory_step_period": 4}, "memory_step_period")],
@@ -246,11 +260,13 @@ def test_training_leaves_the_backbone_and_its_rollouts_as_they_are(train, rollou
     assert (found.config.backbone, found.config.memory_step_period, found.state_bytes) == (HASH, 8, 4224)
 
 
-def test_the_same_seed_gives_the_same_bytes_and_every_arm_has_its_file(train, rollouts, tmp_path):
+def test_the_same_seed_gives_the_same_weights_and_every_arm_has_its_file(train, rollouts, tmp_path):
     call = ["--rollouts", rollouts.folder, "--steps", 2, "--batch", 4]
     for name in ("a", "b"):
         assert train(*call, "--out", f"{name}.safetensors", "--seed", 5)[0] == 0
-    assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
+    # Safetensors writes its metadata in any order: the content is what must not differ.
+    hashes = {NumpyMemory.load(tmp_path / f"{name}.safetensors").weights_hash for name in ("a", "b")}
+    assert len(hashes) == 1
     for arm in ("kv", "window"):
         assert train(*call, "--out", f"{arm}.safetensors", "--arm", arm)[0] == 0
         assert load_baseline(tmp_path / f"{arm}.safetensors").config.backbone == HASH
