@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from aura_ros.bench.panel import PanelJob
 
 DEFAULT_ARMS = "base,kv,window,aura,aura-always,first-k,random,periodic,oracle"
+SPLITS = ("auto", "official", "displaced")
+# Its goals are regions of the table, which do not move with the plate that they are named after.
+OFFICIAL = "cue_place"
 ENGINES = ("processes", "ray")
 # States 40-49 are in no demonstration and in no rollout.
 FIRST_STATE, STATES = 40, 10
@@ -46,7 +49,10 @@ class Panel:
     ] = ",".join(CUE_SUITES)
     tasks: Annotated[str, _text("of each suite, as 0,2,4; empty: all of a cue suite", "LIST")] = ""
     delays: Annotated[str, _text("control steps from cue to decision, comma separated", "LIST")] = "80"
-    split: Annotated[str, _text("official, or displaced: the states' objects moved", "NAME")] = "displaced"
+    split: Annotated[
+        str,
+        _text("official, displaced: the states' objects moved, or auto: displaced but for cue_place", "NAME"),
+    ] = "auto"
     checkpoint: Annotated[Path | None, _text("of the backbone; none: the one that is shipped", "CKPT")] = None
     memories: Annotated[
         Path | None, _text("folder of ARM.safetensors; none: those that are shipped", "DIR")
@@ -171,7 +177,7 @@ def plan(command: Panel) -> list[PanelJob]:
                     FIRST_STATE + number // len(tasks) % STATES,
                     FIRST_SEED + number // len(tasks) // STATES,
                     delay,
-                    command.split == "displaced",
+                    command.split == "displaced" or (command.split == "auto" and suite != OFFICIAL),
                     tuple(arms),
                     str(memories),
                     checkpoint,
@@ -213,8 +219,8 @@ def check(command: Panel) -> tuple[list[str], list[str], list[int]]:
         raise UserError(f"backbone '{command.backbone}' has no checkpoint of its own; give --checkpoint DIR")
     if command.backbone not in BACKBONES:
         raise UserError(f"backbone '{command.backbone}' is unknown; choose one of {', '.join(BACKBONES)}")
-    if command.split not in ("official", "displaced"):
-        raise UserError(f"split '{command.split}' is unknown; choose official or displaced")
+    if command.split not in SPLITS:
+        raise UserError(f"split '{command.split}' is unknown; choose one of {', '.join(SPLITS)}")
     if command.engine not in ENGINES:
         raise UserError(f"engine '{command.engine}' is unknown; choose one of {', '.join(ENGINES)}")
     for name, low, high in (("episodes", 1, 100_000), ("jobs", 0, 1024)):

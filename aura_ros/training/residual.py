@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -54,9 +55,9 @@ class ResidualTrainConfig:
     beta: float = option(
         1e-4, "weight of the code's KL divergence where actions are asked for", minimum=0.0, maximum=10.0
     )
-    gamma: float = option(0.3, "weight of the write rate", minimum=0.0, maximum=100.0)
+    gamma: float = option(0.1, "weight of the write rate", minimum=0.0, maximum=100.0)
     opened: float = option(
-        0.35, "share of the steps, the first, with the gate held open", minimum=0.0, maximum=1.0
+        0.4, "share of the steps, the first, with the gate held open", minimum=0.0, maximum=1.0
     )
     slack: float = option(
         0.05,
@@ -71,7 +72,19 @@ class ResidualTrainConfig:
         0.3, "scale of the logistic noise on the gate's logit", minimum=0.0, maximum=10.0
     )
     state_noise: float = option(
-        0.1, "noise on hidden states, in units of their spread", minimum=0.0, maximum=10.0
+        0.2, "noise on hidden states, in units of their spread", minimum=0.0, maximum=10.0
+    )
+    recombine: float = option(
+        0.5,
+        "share of cue episodes with the hold of another one of the same task and cue",
+        minimum=0.0,
+        maximum=1.0,
+    )
+    untold: float = option(
+        0.3,
+        "share of cue episodes that end before their cue: an empty memory must mean nothing, not one of the targets",
+        minimum=0.0,
+        maximum=1.0,
     )
     validate_every: int = option(250, "steps between validations", minimum=1, maximum=10_000_000)
 
@@ -130,6 +143,7 @@ class ResidualTrainer:
             self.module.parameters(), lr=config.lr, weight_decay=config.weight_decay
         )
         self.weights = _episode_weights(data, self.held)
+        self.alike = _alike(data, self.held)
         self.step = self.skipped = 0
         # Running L1 of the backbone and of both together; what the latter was when the gate was let go.
         self.base_error = self.error = math.nan
@@ -173,11 +187,15 @@ class ResidualTrainer:
         # There no error holds it, and a chunk beyond the limit is a fault even if nobody executes it.
         resting = output[(batch.valid > 0) & ~asked].abs()
         rest = resting.mean() if resting.numel() else miss.new_zeros(())
-        total = (
-            miss + config.beta * kl + config.rest * rest + config.gamma * penalised * rate * self.base_error
-        )
+        total = miss + config.beta * kl + config.rest * rest
+        total = total + config.gamma * penalised * rate * self.base_error
         self.optimiser.zero_grad(set_to_none=True)
         total.backward()
+        if opened:
+            # It decides nothing yet, and is let go as open as it was initialised: what it would learn of writes that are
+            # made anyway is to stop most of them, before there is anything to lose.
+            for parameter in module.get_submodule("gate").parameters():
+                parameter.grad = None
         norm = torch.nn.utils.clip_grad_norm_(module.parameters(), config.clip)
         if torch.isfinite(norm):
             self.optimiser.step()
@@ -240,18 +258,23 @@ class ResidualTrainer:
     def _batch(self, episodes: Any, rng: np.random.Generator | None) -> _Batch:
         """rng: of training's noise, and of where episodes begin; None: they are as they were."""
         data = self.data
-        longest = int(data.lengths[episodes].max())
-        hidden = (data.hidden[episodes, :longest] - self.mean) / self.spread
-        base, target = data.base[episodes, :longest], data.target[episodes, :longest]
-        lengths = data.lengths[episodes].copy()
+        parts = [self._pieces(int(episode), rng) for episode in episodes]
+        lengths = np.array([sum(last - first for _, first, last in pieces) for pieces in parts])
+        longest = int(lengths.max())
+        shape = (len(parts), longest)
+        hidden = np.zeros((*shape, data.hidden.shape[2]), np.float32)
+        base = np.zeros((*shape, data.base.shape[2]), np.float32)
+        target = np.full((*shape, data.base.shape[2]), np.nan, np.float32)
+        for row, pieces in enumerate(parts):
+            at = 0
+            for episode, first, last in pieces:
+                rows = slice(at, at + last - first)
+                hidden[row, rows] = (data.hidden[episode, first:last] - self.mean) / self.spread
+                base[row, rows] = data.base[episode, first:last]
+                target[row, rows] = data.target[episode, first:last]
+                at += last - first
         if rng is not None:
-            hidden = hidden + self.config.state_noise * rng.standard_normal(hidden.shape, np.float32)
-            # An episode may begin at any time before its cue: time itself must tell nothing.
-            for row, episode in enumerate(episodes):
-                first = int(rng.integers(0, _before_cue(data.lines[episode], data.head) + 1))
-                for array in (hidden, base, target):
-                    array[row, : longest - first] = array[row, first:].copy()
-                lengths[row] -= first
+            hidden += self.config.state_noise * rng.standard_normal(hidden.shape, np.float32)
         valid = np.arange(longest) < lengths[:, None]
         hidden[~valid] = 0.0
         asked = np.isfinite(target) & valid[..., None]
@@ -262,6 +285,27 @@ class ResidualTrainer:
             torch.from_numpy(asked),
             torch.from_numpy(valid.astype(np.float32)),
         )
+
+    def _pieces(self, episode: int, rng: np.random.Generator | None) -> list[tuple[int, int, int]]:
+        """(episode, first query, last query, exclusive) of what a row of a batch is made of."""
+        data, length = self.data, int(self.data.lengths[episode])
+        if rng is None:
+            return [(episode, 0, length)]
+        held = self._held_queries(episode)
+        other = episode
+        if held and rng.random() < self.config.recombine:
+            other = int(rng.choice(self.alike[episode]))
+        # An episode may begin at any time before its cue: time itself must tell nothing.
+        if not held:
+            return [(episode, 0, length)]
+        before = _before_cue(data.lines[other], data.head)
+        first = int(rng.integers(0, before + 1))
+        last = before if rng.random() < self.config.untold else self._held_queries(other)
+        return [(other, first, last), (episode, held, length)]
+
+    def _held_queries(self, episode: int) -> int:
+        """Queries of its hold."""
+        return int(self.data.lines[episode].get("held", 0)) // int(self.data.head["memory_step_period"])
 
     def finished(self) -> Memory:
         """The memory for hidden states as they are: the standardisation becomes part of its first layer."""
@@ -286,6 +330,16 @@ def _held_out(line: dict[str, Any]) -> bool:
     """By the state: episodes that share one, for they differ in the cue alone, are all held out or none is."""
     state = f"{line.get('suite')} {line.get('task')} {line.get('fixture_seed', line.get('id'))}"
     return zlib.crc32(state.encode()) % VALIDATION_SHARE == 0
+
+
+def _alike(data: RolloutData, held: Any) -> list[npt.NDArray[np.int64]]:
+    """For each episode, those that are trained on and have its task and cue."""
+    kinds = [(line.get("suite"), line.get("task"), line.get("cue")) for line in data.lines]
+    groups: dict[Any, list[int]] = {}
+    for episode, kind in enumerate(kinds):
+        if not held[episode]:
+            groups.setdefault(kind, []).append(episode)
+    return [np.array(groups.get(kind, [episode])) for episode, kind in enumerate(kinds)]
 
 
 def _before_cue(line: dict[str, Any], head: dict[str, Any]) -> int:

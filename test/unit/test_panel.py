@@ -73,7 +73,7 @@ def line(arm, success, state=0, cue=0, wrong=False, **changes):
         ),
         (["--episodes", "0"], "episodes 0 is not allowed"),
         (["--engine", "slurm"], "engine 'slurm' is unknown; choose one of processes, ray"),
-        (["--split", "both"], "split 'both' is unknown"),
+        (["--split", "both"], "split 'both' is unknown; choose one of auto, official, displaced"),
         (["--arms", "base", "--tasks", "7"], "tasks '7' is not allowed"),
         (["--memories", "nowhere"], "arm 'kv' needs '"),
         (["--checkpoint", "none.safetensors"], "none.safetensors"),

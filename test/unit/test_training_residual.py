@@ -81,6 +81,9 @@ def fill(path, episodes=40, seed=0, **changes):
                 "key": name,
                 "id": name,
                 "suite": "cue_object",
+                "task": 0,
+                "cue": number % 2,
+                "held": 48,
                 "fixture_seed": number // 2,
                 "cue_steps": [8 * shown, 8 * shown + 8],
                 "frames": len(rollout),
@@ -147,6 +150,37 @@ def test_the_gate_writes_what_it_needs_and_little_else(rollouts):
     assert error < 0.35
     # One of ten queries shows the cue.
     assert 0.05 < rate < 0.35
+
+
+def test_a_batch_mixes_holds_of_the_same_cue_alone_and_leaves_some_untold(rollouts):
+    data = load_rollouts([rollouts])
+    config = ResidualTrainConfig(recombine=1.0, untold=0.5)
+    trainer, rng = ResidualTrainer(data, memory(), config), np.random.default_rng(0)
+    trained = np.flatnonzero(~trainer.held)
+    told = 0
+    for episode in rng.choice(trained, 400):
+        (other, first, last), (own, begin, end) = trainer._pieces(int(episode), rng)
+        assert (own, begin, end) == (episode, 6, data.lengths[episode])
+        assert data.lines[other]["cue"] == data.lines[own]["cue"]
+        assert not trainer.held[other]
+        shown = data.lines[other]["cue_steps"][0] // 8
+        # It begins before the cue, and ends before it or with the hold.
+        assert first <= shown
+        assert last in (shown, 6)
+        told += last == 6
+    assert 150 < told < 260
+    assert trainer._pieces(3, None) == [(3, 0, data.lengths[3])]
+    plain = ResidualTrainer(data, memory(), dataclasses.replace(config, recombine=0.0, untold=0.0))
+    assert all(plain._pieces(e, rng)[0][::2] == (e, 6) for e in range(40))
+
+
+def test_validation_holds_whole_states_out(rollouts):
+    trainer = ResidualTrainer(load_rollouts([rollouts]), memory(), ResidualTrainConfig())
+    states = {held: set() for held in (True, False)}
+    for line, held in zip(trainer.data.lines, trainer.held, strict=True):
+        states[bool(held)].add(line["fixture_seed"])
+    assert states[True]
+    assert not states[True] & states[False]
 
 
 def test_no_memory_can_do_no_better_than_guess(rollouts):
