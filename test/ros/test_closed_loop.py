@@ -180,7 +180,7 @@ def episode(ros_domain, tmp_path_factory):
 
 
 @needs_libero
-def test_the_shipped_policy_solves_a_held_out_state_and_leaves_two_frames(ros_domain, tmp_path):
+def test_the_shipped_policy_solves_a_held_out_state_and_pictures_what_the_gate_saw(ros_domain, tmp_path):
     run = AuraSim(
         tmp_path, "--init-state", "40", "--record", str(tmp_path / "bag"), "--json", str(tmp_path / "s.json")
     )
@@ -191,10 +191,14 @@ def test_the_shipped_policy_solves_a_held_out_state_and_leaves_two_frames(ros_do
     summary = json.loads((tmp_path / "s.json").read_text())
     assert (summary["success"], summary["reason"], summary["trained"]) == (True, "success", True)
     assert summary["steps"] < 200
-    first, last = (np.asarray(Image.open(tmp_path / path)) for path in summary["frames"])
+    first, *seen, last = (np.asarray(Image.open(tmp_path / path)) for path in summary["frames"])
     assert first.shape == last.shape == (256, 512, 3)
     assert np.abs(first.astype(int) - last).mean() > 2
-    assert str(summary["frames"][1]) in run.out.read_text()
+    assert str(summary["frames"][-1]) in run.out.read_text()
+    fired = [f"gate-{step:04d}.png" for step in summary["fired_steps"]]
+    assert [Path(path).name for path in summary["frames"][1:-1]] == fired
+    assert len(fired) == len(seen) == summary["fired"]
+    assert all(image.shape == first.shape for image in seen)
 
 
 @needs_libero
