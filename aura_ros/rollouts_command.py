@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def run_rollouts(command: Collect, tasks: list[int]) -> int:
     """Roll out `command.episodes` episodes of each task; returns the exit status. Raises UserError."""
     from aura_ros.backbones.registry import shipped_checkpoint
-    from aura_ros.bench.parallel import Lines, run_jobs
+    from aura_ros.bench.parallel import EpisodeLines, run_jobs
     from aura_ros.bench.recall.clock import progress
     from aura_ros.training.demonstrations import LINES
     from aura_ros.training.rolling import RolloutJob, head, jobs, roll
@@ -57,19 +57,26 @@ def run_rollouts(command: Collect, tasks: list[int]) -> int:
     )
     folder = RolloutFolder(command.out)
     folder.prepare(head(policy_hash, hidden_dim, delays, command.image_size))
-    todo = jobs(template, tasks, range(command.episodes), command.split)
-    begun, run, succeeded = time.monotonic(), 0, 0
-    with progress("rolling out", len(todo)) as shown:
-        lines = Lines(folder.folder / LINES, shown.say)
+    # Both cues of a state are episodes of their own.
+    states = range(-(-command.episodes // len(template.cues)))
+    every = jobs(template, tasks, states, command.split)
+    begun, run = time.monotonic(), 0
+    with progress("rolling out", len(every)) as shown:
+        lines = EpisodeLines(folder.folder / LINES, shown.say)
         folder.forget_lost(lines.results)
+        todo = [job for job in every if any(job.line_key(cue) not in lines.results for cue in job.cues)]
 
-        def report(done: int, line: dict[str, Any]) -> None:
+        def report(done: int, result: dict[str, Any]) -> None:
             nonlocal run
-            run += 1
-            said = line.get("problem", "success" if line["success"] else "no success")
-            shown.item(done, f"{line['key']}: {line['steps']} steps, {said}")
+            run += len(result["episodes"])
+            said = [
+                line.get("problem", "success" if line["success"] else "no success")
+                for line in result["episodes"]
+            ]
+            shown.item(len(every) - len(todo) + done, f"{result['key']}: {', '.join(said)}")
 
-        found = run_jobs(roll, todo, workers=command.jobs, lines=lines, report=report, warn=shown.say)
+        run_jobs(roll, todo, workers=command.jobs, lines=lines, report=report, warn=shown.say)
+    found = [lines.results[job.line_key(cue)] for job in every for cue in job.cues]
     succeeded = sum(bool(line["success"]) for line in found)
     sys.stdout.write(f"{len(found)} rollouts, {succeeded} ended in success\n")
     if run:

@@ -20,15 +20,15 @@ import numpy as np
 from aura_ros.bench.arms import TRAINED, WITHOUT, ForcedMemory, Remembered, arm_file, follow, load_arm, note
 from aura_ros.bench.evaluation import JUDGED
 from aura_ros.bench.parallel import Result
-from aura_ros.sim.cues import Schedule, cue_task, schedule
+from aura_ros.sim.cues import Schedule, cue_task
 from aura_ros.sim.suites import EpisodeConfig, EpisodeVoidError
-from aura_ros.types import FloatArray, Observation
+from aura_ros.training.holding import Moment, act_from, hold, observation
+from aura_ros.types import FloatArray
 
 if TYPE_CHECKING:
     from aura_ros.backbones.base import Backbone
     from aura_ros.memory import NumpyMemory
     from aura_ros.sim.libero import LiberoEnv
-    from aura_ros.types import BackboneOutput
 
 
 @dataclass(frozen=True)
@@ -86,19 +86,6 @@ class PanelJob:
         return (0, 1) if self.episode().has_cue else (0,)
 
 
-@dataclass(frozen=True)
-class Moment:
-    """When the policy begins to act: the simulation, what was seen until then with each cue, and when what was lit.
-
-    hidden, base: for each cue float32 [Q, hidden_dim], and the backbone's chunks [Q, horizon, D], which were not executed.
-    """
-
-    snapshot: Any
-    hidden: tuple[FloatArray, ...]
-    base: tuple[FloatArray, ...]
-    schedules: tuple[Schedule, ...]
-
-
 def play(job: PanelJob) -> Result:
     """All episodes of a job; what a worker does."""
     from aura_ros.sim.pool import environment
@@ -106,7 +93,7 @@ def play(job: PanelJob) -> Result:
     env = environment(job.episode())
     try:
         backbone = _backbone(job)
-        moment = hold(env, job, backbone)
+        moment = hold(env, [job.episode(cue) for cue in job.cues], backbone)
         lines = []
         for cue in job.cues:
             counted: dict[str, Remembered] = {}
@@ -116,42 +103,6 @@ def play(job: PanelJob) -> Result:
     except EpisodeVoidError as error:
         return {"key": job.key, "episodes": [], "problem": str(error)}
     return {"key": job.key, "episodes": lines, "problem": ""}
-
-
-def hold(env: LiberoEnv, job: PanelJob, backbone: Backbone) -> Moment:
-    """Begin the episode and let its hold pass."""
-    from aura_ros.sim.relabel import save
-
-    configs = [job.episode(cue) for cue in job.cues]
-    env.begin(configs[0])
-    schedules = tuple(schedule(config) for config in configs)
-    seen: list[list[BackboneOutput]] = [[] for _ in configs]
-    period = backbone.info.action.horizon
-    while env.held:
-        for cue, shown in enumerate(schedules):
-            if cue and shown.lit(env.step_count) == schedules[0].lit(env.step_count):
-                seen[cue].append(seen[0][-1])
-                continue
-            env.hold.schedule = shown
-            seen[cue].append(backbone.infer(observation(env, backbone)))
-        for _ in range(period):
-            env.step(np.zeros(7))
-    width, spec = backbone.info.hidden_dim, backbone.info.action
-    hidden = tuple(np.array([o.hidden_state for o in rows], np.float32).reshape(-1, width) for rows in seen)
-    base = tuple(
-        np.array([o.base_chunk for o in rows], np.float32).reshape(-1, spec.horizon, spec.dim)
-        for rows in seen
-    )
-    return Moment(save(env), hidden, base, schedules)
-
-
-def observation(env: LiberoEnv, backbone: Backbone) -> Observation:
-    """What a policy sees now."""
-    from aura_ros.sim.libero import proprio
-
-    seen = env.observe()
-    images = {camera: seen.images[camera] for camera in backbone.info.cameras}
-    return Observation(images, proprio(seen), env.instruction)
 
 
 def _play(
@@ -169,12 +120,10 @@ def _play(
     from aura_ros.policy.policy import ActionRejected
     from aura_ros.policy.units import to_controller
     from aura_ros.sim.actions import chunk_row_to_env
-    from aura_ros.sim.relabel import restore
 
-    restore(env, moment.snapshot)
     config = job.episode(cue)
-    env.want(dataclasses.replace(config, named=True) if arm == "oracle" and config.has_cue else config)
-    env.hold.schedule = moment.schedules[cue]
+    named = arm == "oracle" and config.has_cue
+    act_from(env, moment, dataclasses.replace(config, named=True) if named else config, cue)
     memory = _memory(job, backbone, arm, counted)
     if isinstance(memory, NumpyMemory):
         # The schedule of `random_write` is this episode's, whatever this process has played before.

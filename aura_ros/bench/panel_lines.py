@@ -7,17 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from aura_ros.bench.panel import PanelJob
-from aura_ros.bench.parallel import Lines, Result
+from aura_ros.bench.parallel import EpisodeLines, Result
 from aura_ros.errors import UserError
 
 
-class PanelLines(Lines):
-    """As `Lines`, but a job's result is many lines. A moment of which some arms are missing is played for those alone."""
-
-    def append(self, result: Result) -> None:
-        """Add a moment's episodes. Raises UserError when the disk is full."""
-        for episode in result["episodes"]:
-            super().append(episode)
+class PanelLines(EpisodeLines):
+    """A moment of which some arms are missing is played for those alone."""
 
     def missing(self, job: PanelJob) -> PanelJob | None:
         """What is left of a job, or None. Raises UserError for results of other checkpoints than the job's."""

@@ -173,3 +173,12 @@ class Lines:
                 f"'{self.path}' cannot be written ({error.strerror}); make room, then run the same command again to go on"
             ) from error
         self.results[result["key"]] = result
+
+
+class EpisodeLines(Lines):
+    """As `Lines`, but a job's result is many lines, each with a key of its own."""
+
+    def append(self, result: Result) -> None:
+        """Add the episodes of a result. Raises UserError when the disk is full."""
+        for episode in result["episodes"]:
+            super().append(episode)

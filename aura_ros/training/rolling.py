@@ -1,4 +1,4 @@
-"""Roll one episode out for a memory: the frozen backbone looks on, and the scripted expert says what is right."""
+"""Roll episodes out for a memory: the frozen backbone looks on, and the scripted expert says what is right."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from aura_ros.memory.config import UNTRAINED
-from aura_ros.sim.cues import CHUNK
-from aura_ros.sim.libero import CONTROL_PERIOD_NS, JOINT_NAMES, LiberoEnv, proprio
+from aura_ros.sim.libero import CONTROL_PERIOD_NS, JOINT_NAMES, LiberoEnv
 from aura_ros.sim.suites import EpisodeConfig, EpisodeVoidError
 from aura_ros.training.collection import TRAINED_STATES, model_rows
 from aura_ros.training.demo_bags import Recording, write_recording
 from aura_ros.training.demonstrations import FORMAT
+from aura_ros.training.holding import Moment, act_from, hold, observation
 from aura_ros.training.rollouts import RolloutFolder, index_rollout, save_rollout
-from aura_ros.types import LIBERO_ACTION_SPEC, Observation
+from aura_ros.types import LIBERO_ACTION_SPEC
 
 if TYPE_CHECKING:
     from aura_ros.policy import Policy
@@ -33,7 +33,9 @@ LED = 0.7
 
 @dataclass(frozen=True)
 class RolloutJob:
-    """One episode. policy: checkpoint of the backbone. memory: of the memory that drives with it; "": the expert leads.
+    """The episodes of one state: one, or in a cue task one for each cue.
+
+    policy: checkpoint of the backbone. memory: of the memory that drives with it; "": the expert leads.
 
     backbone, device: as in `load_policy`. delays: shortest and longest delay of cue tasks. Other fields as in `CollectJob`.
     """
@@ -61,19 +63,26 @@ class RolloutJob:
         return f"{self.suite}-t{self.task}-{split}-{driver}-s{self.seed}-n{self.number}"
 
     @property
-    def episode(self) -> EpisodeConfig:
-        """Both cues of a state follow one another, the same but for the cue. Raises UserError."""
+    def cues(self) -> tuple[int, ...]:
+        """Both, of a cue task."""
+        return (0, 1) if EpisodeConfig(suite=self.suite, task=self.task).has_cue else (0,)
+
+    def line_key(self, cue: int) -> str:
+        """Unique among episodes."""
+        return f"{self.key}-c{cue}" if len(self.cues) > 1 else self.key
+
+    def episode(self, cue: int = 0) -> EpisodeConfig:
+        """The same for both cues but for the cue. Raises UserError."""
         config = EpisodeConfig(suite=self.suite, task=self.task, image_size=self.image_size)
-        place = self.number // 2 if config.has_cue else self.number
-        fixtures = self.seed * 100_000 + place
+        fixtures = self.seed * 100_000 + self.number
         low, high = self.delays
         delay = int(np.random.default_rng([STREAM, self.task, fixtures]).integers(low, high + 1))
         return dataclasses.replace(
             config,
-            init_state=place % TRAINED_STATES,
+            init_state=self.number % TRAINED_STATES,
             seed=fixtures,
             displaced=fixtures + 1 if self.displaced else 0,
-            cue=self.number % 2 if config.has_cue else 0,
+            cue=cue,
             delay=delay if config.has_cue else config.delay,
         )
 
@@ -103,74 +112,80 @@ def head(policy_hash: str, hidden_dim: int, delays: tuple[int, int], image_size:
 
 
 def roll(job: RolloutJob) -> dict[str, Any]:
-    """Run one episode and keep it; what a worker does. Returns its line."""
+    """Run a state's episodes and keep them; what a worker does. Returns their lines."""
     from aura_ros.sim.pool import environment
 
-    config = job.episode
-    env = environment(config)
+    env, policy = environment(job.episode()), _policy(job)
+    try:
+        moment = hold(env, [job.episode(cue) for cue in job.cues], policy.backbone)
+    except EpisodeVoidError as error:
+        nothing = {"success": False, "steps": 0, "frames": 0, "problem": str(error)}
+        return {"key": job.key, "episodes": [{**_line(job, cue), **nothing} for cue in job.cues]}
+    return {"key": job.key, "episodes": [_roll(job, env, policy, moment, cue) for cue in job.cues]}
+
+
+def _line(job: RolloutJob, cue: int) -> dict[str, Any]:
+    """What is known of an episode before it is run."""
+    config = job.episode(cue)
     names = ("suite", "task", "seed", "policy_hash", "memory_hash")
-    line: dict[str, Any] = {
-        "key": job.key,
-        "id": job.key,
+    return {
+        "key": job.line_key(cue),
+        "id": job.line_key(cue),
         **{name: getattr(job, name) for name in names},
         "init_state": config.init_state,
         "fixture_seed": config.seed,
         "displaced": config.displaced,
-        "cue": config.cue,
+        "cue": cue,
         "delay": config.delay if config.has_cue else 0,
     }
-    try:
-        return {**line, **_roll(job, env, config)}
-    except EpisodeVoidError as error:
-        return {**line, "success": False, "steps": 0, "frames": 0, "problem": str(error)}
 
 
-def _roll(job: RolloutJob, env: LiberoEnv, config: EpisodeConfig) -> dict[str, Any]:
+def _roll(job: RolloutJob, env: LiberoEnv, policy: Policy, moment: Moment, cue: int) -> dict[str, Any]:
+    """One episode from the decision on."""
     from aura_ros.policy.policy import ActionRejected
     from aura_ros.sim.actions import chunk_row_to_env
     from aura_ros.sim.relabel import relabel
     from aura_ros.sim.scene import SceneReader
 
-    policy = _policy(job)
-    env.begin(config)
-    policy.reset()
-    reader = SceneReader(env)
-    rng = np.random.default_rng([STREAM, job.seed, job.task, job.number])
+    act_from(env, moment, job.episode(cue), cue)
+    reader, rng = SceneReader(env), np.random.default_rng([STREAM, job.seed, job.task, job.number, cue])
     recording = Recording(env.instruction, JOINT_NAMES)
-    schedule, horizon = env.hold.schedule, LIBERO_ACTION_SPEC.horizon
-    assert schedule.held % CHUNK == 0
+    schedule, horizon = moment.schedules[cue], LIBERO_ACTION_SPEC.horizon
+    policy.reset()
+    for query, (hidden, base) in enumerate(zip(moment.hidden[cue], moment.base[cue], strict=True)):
+        policy.memory.step(hidden)
+        recording.latents[query * horizon * CONTROL_PERIOD_NS] = (hidden, base)
     done = success = False
     while not done and env.step_count < schedule.held + MOST_STEPS:
         stamp = env.step_count * CONTROL_PERIOD_NS
-        seen = env.observe()
-        images = {name: seen.images[name] for name in policy.backbone.info.cameras}
+        plan = relabel(env, reader, horizon)
         try:
-            step = policy.act(Observation(images, proprio(seen), env.instruction))
+            step = policy.act(observation(env, policy.backbone))
             recording.latents[stamp] = (step.hidden_state, step.base_chunk)
             rows = [chunk_row_to_env(row) for row in step.chunk.data]
         except ActionRejected as rejected:
+            # Nothing of it may be executed: what is right is all that is left to do.
             recording.latents[stamp] = (rejected.hidden_state, rejected.base_chunk)
-            # In the hold nothing is executed; later nothing of it may be, and what is right is all that is left to ask.
-            rows = [np.zeros(7)] * horizon if env.held else []
-        if not env.held:
-            plan = relabel(env, reader, horizon)
-            recording.actions.append((stamp, model_rows(plan)))
-            if not rows or (not job.memory and rng.random() < LED):
-                rows = list(plan.astype(np.float64))
-        for row in rows:
-            outcome = env.step(row)
-            done, success = outcome.done, outcome.success
-            if done:
-                break
-    folder = RolloutFolder(job.folder)
-    queries = keep(job.key, recording, folder)
+            rows = []
+        recording.actions.append((stamp, model_rows(plan)))
+        if not rows or (not job.memory and rng.random() < LED):
+            rows = list(plan.astype(np.float64))
+        try:
+            for row in rows:
+                outcome = env.step(row)
+                done, success = outcome.done, outcome.success
+                if done:
+                    break
+        except EpisodeVoidError as error:
+            return {**_line(job, cue), "success": False, "steps": 0, "frames": 0, "problem": str(error)}
     return {
+        **_line(job, cue),
         "instruction": env.instruction,
         "success": success,
         "steps": env.step_count,
         "held": schedule.held,
         "cue_steps": list(schedule.cue),
-        "frames": queries,
+        "frames": keep(job.line_key(cue), recording, RolloutFolder(job.folder)),
     }
 
 
@@ -204,16 +219,15 @@ def _policy(job: RolloutJob) -> Policy:
     return _loaded[name]
 
 
-def jobs(template: RolloutJob, tasks: Sequence[int], numbers: range, split: str) -> list[RolloutJob]:
-    """Episodes of some tasks; with split "mixed" every second state is displaced."""
-    pairs = 2 if template.episode.has_cue else 1
+def jobs(template: RolloutJob, tasks: Sequence[int], states: range, split: str) -> list[RolloutJob]:
+    """States of some tasks; with split "mixed" every second one is displaced."""
     return [
         dataclasses.replace(
             template,
             task=task,
             number=number,
-            displaced=split == "displaced" or (split == "mixed" and number // pairs % 2 == 1),
+            displaced=split == "displaced" or (split == "mixed" and number % 2 == 1),
         )
         for task in tasks
-        for number in numbers
+        for number in states
     ]

@@ -140,3 +140,71 @@ def test_a_real_demonstration_is_kept_and_not_collected_twice(tmp_path, collect)
     assert {p: p.stat().st_mtime_ns for p in (tmp_path / "demos").rglob("*")} == before
     (line,) = (tmp_path / "demos" / "episodes.jsonl").read_text().splitlines()
     assert json.loads(line)["instruction"].startswith("pick up the")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--delays", "5-80"], "delays '5-80' is not allowed; give 20 to 2000 control steps"),
+        (["--delays", "80-20"], "delays '80-20' is not allowed"),
+        (["--delays", "long"], "delays 'long' is not allowed; give control steps as 20-80 or 40"),
+        (["--memory", "none.safetensors"], "memory 'none.safetensors' is not allowed; give a checkpoint"),
+        (["--until", "lift"], "until is not for --latents"),
+        (["--instructions", "mixed"], "instructions is not for --latents"),
+        (["--backbone", "openvla_oft"], "backbone 'openvla_oft' has no checkpoint of its own"),
+    ],
+)
+def test_mistakes_with_rollouts_are_one_line_and_make_nothing(collect, given, said, tmp_path):
+    status, _, error = collect("--latents", "--out", "r", "--suite", "cue_place", "--tasks", "0", *given)
+    assert (status, error.count("\n")) == (2, 1)
+    assert said in error
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_each_state_of_a_cue_task_has_both_cues_and_its_instruction_named_or_not():
+    jobs = [CollectJob("d", "cue_object", 0, number, True, cues=4) for number in range(8)]
+    episodes = [job.episode for job in jobs]
+    assert [(e.cue, e.named) for e in episodes[:4]] == [(0, False), (1, False), (0, True), (1, True)]
+    # Nothing else differs within a state.
+    plain = [dataclasses.replace(e, cue=0, named=False) for e in episodes]
+    assert len(set(plain[:4])) == len(set(plain[4:])) == 1
+    assert plain[0] != plain[4]
+    assert len({job.key for job in jobs}) == 8
+
+
+@needs_libero
+def test_rollouts_share_their_hold_and_say_what_is_right_after_it(collect, tmp_path):
+    from aura_ros.training.rollouts import RolloutFolder
+
+    call = [
+        "--latents",
+        "--out",
+        "r",
+        "--suite",
+        "cue_place",
+        "--tasks",
+        0,
+        "--episodes",
+        2,
+        "--split",
+        "official",
+    ]
+    status, out, error = collect(*call, "--delays", "20", "--image-size", 64, "--jobs", 1)
+    assert status == 0, error
+    assert "2 rollouts" in out
+    folder = RolloutFolder(tmp_path / "r")
+    lines = sorted(folder.episodes(), key=lambda line: line["cue"])
+    one, other = (folder.rollout(line) for line in lines)
+    assert (lines[0]["held"], lines[0]["cue_steps"]) == (lines[1]["held"], lines[1]["cue_steps"])
+    held = lines[0]["held"] // 8
+    differs = [not np.array_equal(a, b) for a, b in zip(one.hidden[:held], other.hidden[:held], strict=True)]
+    start, stop = lines[0]["cue_steps"]
+    assert differs == [start <= 8 * query < stop for query in range(held)]
+    # What is seen at the decision is the same, and what is right there too: the pudding must be picked up first.
+    np.testing.assert_array_equal(one.hidden[held], other.hidden[held])
+    assert np.isnan(one.target[:held]).all()
+    assert np.isfinite(one.target[held:]).all()
+    np.testing.assert_array_equal(one.target[held], other.target[held])
+    before = (tmp_path / "r" / "episodes.jsonl").read_bytes()
+    assert collect(*call, "--delays", "20", "--image-size", 64, "--jobs", 1)[0] == 0
+    assert (tmp_path / "r" / "episodes.jsonl").read_bytes() == before
