@@ -42,7 +42,7 @@ MOST_SKIPPED = 100
 class ResidualTrainConfig:
     """How a memory is trained on rollouts. Checked at construction; raises UserError naming the field."""
 
-    steps: int = option(3000, "gradient steps", minimum=1, maximum=10_000_000)
+    steps: int = option(4000, "gradient steps", minimum=1, maximum=10_000_000)
     batch: int = option(64, "episodes a step", minimum=1, maximum=65_536)
     seed: int = option(0, "of weights, batches, noise and codes", minimum=0, maximum=2**31 - 1)
     lr: float = option(2e-3, "AdamW's learning rate at its peak", minimum=SMALLEST_LR, maximum=1.0)
@@ -55,7 +55,7 @@ class ResidualTrainConfig:
     beta: float = option(
         1e-4, "weight of the code's KL divergence where actions are asked for", minimum=0.0, maximum=10.0
     )
-    gamma: float = option(0.1, "weight of the write rate", minimum=0.0, maximum=100.0)
+    gamma: float = option(0.03, "weight of the write rate", minimum=0.0, maximum=100.0)
     opened: float = option(
         0.4, "share of the steps, the first, with the gate held open", minimum=0.0, maximum=1.0
     )
