@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from aura_ros.backbones.registry import check_checkpoint
+from aura_ros.backbones.registry import RANDOM, check_checkpoint
 from aura_ros.config import check_value
 from aura_ros.errors import UserError
 from aura_ros.memory.config import UNTRAINED
@@ -49,7 +49,21 @@ def check_policy_files(config: PolicyNodeConfig) -> None:
     if config.memory__checkpoint not in ("", UNTRAINED):
         from aura_ros.memory.checkpoint import load_checkpoint
 
-        load_checkpoint(config.memory__checkpoint)
+        trained_on = load_checkpoint(config.memory__checkpoint).config.backbone
+        # Of a folder the hash is known once its weights are read; the policy compares it then.
+        known = config.backbone == "compact" and config.checkpoint != RANDOM
+        if known and trained_on not in ("", found := _hash_of(config.checkpoint)):
+            raise UserError(
+                f"memory '{config.memory__checkpoint}' was trained on backbone {trained_on[:12]}, this one is {found[:12]}; "
+                "give that backbone, or train a memory for this one"
+            )
+
+
+def _hash_of(checkpoint: str) -> str:
+    from aura_ros.backbones.openvla_oft.checkpoint import read_head
+    from aura_ros.backbones.registry import shipped_checkpoint
+
+    return str(read_head(checkpoint or shipped_checkpoint()).recorded_sha256)
 
 
 def check_json(path: Path) -> None:

@@ -6,6 +6,7 @@ import functools
 
 import numpy as np
 import pytest
+from real_libero import needs_libero
 
 from aura_ros.bench.arms import ARMS, CachedBaseline, ForcedMemory, follow
 from aura_ros.bench.panel import PanelJob
@@ -223,3 +224,29 @@ def test_first_k_writes_at_the_first_k_steps_and_never_after():
 
 def test_every_arm_that_is_run_by_default_is_known():
     assert set(DEFAULT_ARMS.split(",")) <= set(ARMS)
+
+
+@pytest.mark.slow
+@needs_libero
+def test_a_base_that_is_not_what_was_published_ends_the_panel_before_any_claim(panel, tmp_path):
+    from aura_ros.backbones.registry import shipped_checkpoint
+
+    # The compact policy knows four of the suite's ten tasks.
+    call = [
+        "--backbone",
+        "openvla_oft",
+        "--checkpoint",
+        shipped_checkpoint(),
+        "--arms",
+        "base",
+        "--episodes",
+        2,
+    ]
+    call += ["--verify-suite", "libero_object", "--verify-states", 2]
+    status, out, error = panel(*call, "--out", "p.jsonl")
+    assert status == 2
+    assert "published 98.4 %: this is not the published policy" in error.splitlines()[-1]
+    assert not out
+    assert not (tmp_path / "p.jsonl").exists()
+    # Its episodes are kept for the next try.
+    assert len((tmp_path / "p.base.jsonl").read_text().splitlines()) == 20

@@ -144,7 +144,7 @@ def test_a_bag_without_hidden_states_or_actions_is_refused_by_name(tmp_path):
 
 def test_the_gate_writes_what_it_needs_and_little_else(rollouts):
     data = load_rollouts([rollouts])
-    trainer = ResidualTrainer(data, memory(), ResidualTrainConfig(steps=600, batch=16, validate_every=300))
+    trainer = ResidualTrainer(data, memory(), ResidualTrainConfig(steps=600, batch=16, gamma=0.1))
     trainer.train()
     error, rate = trainer.validate()
     assert error < 0.35
@@ -344,3 +344,13 @@ def test_a_memory_of_another_backbone_is_refused_and_both_are_named():
         UserError, match=rf"trained on backbone {HASH[:12]}, this one is {info.checkpoint_hash[:12]}"
     ):
         Policy(policy.backbone, NumpyMemory.from_checkpoint(build_untrained(config)))
+
+
+def test_an_episode_with_a_memory_of_another_backbone_is_refused_before_anything_starts(aura, tmp_path):
+    from aura_ros.memory import build_untrained
+
+    build_untrained(memory(), tmp_path / "m.safetensors")
+    status, _, error = aura("sim", "--memory-checkpoint", "m.safetensors")
+    assert (status, error.count("\n")) == (2, 1)
+    assert f"memory 'm.safetensors' was trained on backbone {HASH[:12]}, this one is " in error
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["m.safetensors"]
