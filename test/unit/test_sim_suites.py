@@ -4,6 +4,7 @@ import pytest
 
 from aura_ros.errors import UserError
 from aura_ros.sim import SUITES, EpisodeConfig
+from aura_ros.sim.suites import CUE_SUITES
 
 
 @pytest.mark.parametrize(
@@ -22,7 +23,8 @@ def test_step_limit_is_that_of_the_published_protocol(suite, limit):
 
 
 def test_libero_90_has_ninety_tasks_and_the_others_ten():
-    assert {name: suite.tasks for name, suite in SUITES.items()} == {
+    official = {name: suite.tasks for name, suite in SUITES.items() if name not in CUE_SUITES}
+    assert official == {
         "libero_spatial": 10,
         "libero_object": 10,
         "libero_goal": 10,
