@@ -33,7 +33,6 @@ WITHOUT = ("base", "oracle")
 # Aura's weights, and something done to its writes or its state.
 ALTERED = ("first-k", "swap", "zero")
 ARMS = (*WITHOUT, *TRAINED, *ALTERED)
-DEFAULT_ARMS = "base,kv,window,aura,aura-always,first-k,random,periodic,oracle"
 
 
 @dataclass

@@ -17,7 +17,7 @@ from zlib import crc32
 
 import numpy as np
 
-from aura_ros.bench.arms import TRAINED, WITHOUT, ForcedMemory, Remembered, arm_file, follow, load_arm, note
+from aura_ros.bench.arms import WITHOUT, ForcedMemory, Remembered, arm_file, follow, load_arm, note
 from aura_ros.bench.evaluation import JUDGED
 from aura_ros.bench.parallel import Result
 from aura_ros.sim.cues import Schedule, cue_task
@@ -258,8 +258,3 @@ def _memory(job: PanelJob, backbone: Backbone, arm: str, counted: dict[str, Reme
         force: Callable[[int], bool] = lambda step: step < writes  # noqa: E731 (named for what it is)
         return ForcedMemory(memory, force)
     return memory
-
-
-def trained_arms(arms: tuple[str, ...]) -> list[str]:
-    """The files that some arms need, by stem."""
-    return sorted({TRAINED.get(arm, "aura") for arm in arms if arm not in WITHOUT})

@@ -98,13 +98,11 @@ class PolicyNodeConfig:
         maximum=256,
     )
     memory__checkpoint: str = option(
-        "",
-        "trained memory (.safetensors); empty: the shipped one with the shipped backbone, else an untrained one, whose "
-        "residual is exactly zero; untrained: that",
+        "", "trained memory (.safetensors); empty or untrained: one from the seed, residual exactly zero"
     )
     memory__state_dim: int = option(
         32,
-        "N = dk = dv of an untrained memory, which another N than 32 makes; a checkpoint brings its own",
+        "N = dk = dv of an untrained memory; a checkpoint brings its own",
         minimum=1,
         maximum=1024,
     )

@@ -8,20 +8,6 @@ from aura_ros.backbones.openvla_oft.layout import FolderOptions
 from aura_ros.errors import UserError
 from aura_ros.memory.config import UNTRAINED
 from aura_ros.policy.policy import Policy, PolicyConfig, load_memory
-from aura_ros.share import share_directory
-
-# N of the memory that is shipped.
-SHIPPED_STATE_DIM = 32
-
-
-def shipped_memory() -> Path:
-    """The memory that was trained for the shipped backbone. Raises UserError if it is missing."""
-    path = share_directory() / "checkpoints" / "memories" / "aura.safetensors"
-    if not path.is_file():
-        raise UserError(
-            f"the shipped memory '{path}' is missing; install the package again, or give a checkpoint"
-        )
-    return path
 
 
 def load_policy(
@@ -42,8 +28,7 @@ def load_policy(
 ) -> Policy:
     """Load backbone and memory and join them; arguments as in `load_backbone`, `load_memory` and `PolicyConfig`.
 
-    memory_checkpoint: none: the shipped memory for the shipped backbone, an untrained one for any other; "untrained".
-
+    memory_checkpoint: none, or "untrained": a memory from the seed, whose residual is exactly zero.
     torch_threads: CPU threads of this process's torch; fixed, because sums depend on it to the last bit.
     Raises UserError for anything that does not fit; what was loaded by then is freed.
     """
@@ -54,10 +39,7 @@ def load_policy(
     from aura_ros.backbones.registry import load_backbone
 
     torch.set_num_threads(torch_threads)
-    own = backbone == "compact" and checkpoint is None and memory_state_dim == SHIPPED_STATE_DIM
-    if memory_checkpoint is None and own and (share_directory() / "checkpoints" / "memories").is_dir():
-        memory_checkpoint = shipped_memory()
-    elif str(memory_checkpoint) == UNTRAINED:
+    if str(memory_checkpoint) == UNTRAINED:
         memory_checkpoint = None
     loaded = load_backbone(
         backbone,

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from aura_ros.sim.cues import schedule, waypoint_at, waypoints
 from aura_ros.sim.expert import towards
+from aura_ros.sim.scene import HAND
 
 if TYPE_CHECKING:
     from aura_ros.sim.libero import LiberoEnv
@@ -46,8 +47,6 @@ class Hold:
 
 def _hand(domain: Any) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """Where the grip site is, [3], m, and how the hand is turned, [3, 3]."""
-    from aura_ros.sim.scene import HAND
-
     data, robot = domain.sim.data, domain.robots[0]
     body = domain.sim.model.body_name2id(HAND)
     return np.array(data.site_xpos[robot.eef_site_id]), np.array(data.body_xmat[body]).reshape(3, 3)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
 import time
-import uuid
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,8 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from aura_ros.backbones.openvla_oft.checkpoint import (
@@ -38,6 +34,7 @@ from aura_ros.training.demo_data import DemoData, statistics
 from aura_ros.training.interrupts import interrupts_held
 from aura_ros.training.keypoints import Keypoints, lit_objects, normalised_points
 from aura_ros.training.objective import learning_rate
+from aura_ros.training.resume import optimiser_tensors, read_state, restore_optimiser, under, write_state
 
 UNKNOWN = "unknown"
 # Of the data that a training saw; bounds stay those of the checkpoint that it began from.
@@ -204,53 +201,23 @@ class BackboneTrainer:
         tensors |= {f"keypoints.{n}": p.detach() for n, p in self.keypoints.named_parameters()}
         tensors |= {f"average.{n}": t for n, t in self.average.items()}
         tensors |= {f"best.{n}": t for n, t in self.best.items()}
-        for number, state in self.optimiser.state_dict()["state"].items():
-            tensors |= {f"optimiser.{number}.{n}": t for n, t in state.items()}
+        tensors |= optimiser_tensors(self.optimiser)
         metadata = {
             "step": str(self.step),
             "best_loss": repr(self.best_loss),
             "course": json.dumps(self.course),
             "identity": self.identity(),
         }
-        temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
-        try:
-            save_file({n: t.cpu().contiguous() for n, t in tensors.items()}, temporary, metadata=metadata)
-            os.replace(temporary, path)
-        except (SafetensorError, OSError) as error:
-            raise UserError(
-                f"'{path}' cannot be written ({error}); make room, then run it again to go on"
-            ) from error
-        finally:
-            temporary.unlink(missing_ok=True)
+        write_state(path, tensors, metadata)
 
     def load_state(self, path: Path) -> None:
         """Go on from there. Raises UserError for a file of another training, or one that is broken."""
-        try:
-            with safe_open(str(path), framework="pt") as file:
-                metadata = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
-        except (SafetensorError, OSError) as error:
-            raise UserError(
-                f"'{path}' is no training to go on with ({error}); give --fresh to begin anew"
-            ) from error
-        if metadata.get("identity") != self.identity():
-            raise UserError(
-                f"'{path}' is a training with other options, data or network; give --fresh to begin anew, or another --out"
-            )
-        groups: dict[str, dict[str, Tensor]] = {}
-        for name, tensor in tensors.items():
-            part, rest = name.split(".", 1)
-            groups.setdefault(part, {})[rest] = tensor
-        self._put(groups["model"])
-        self.keypoints.load_state_dict(groups["keypoints"])
-        self.average = {n: t.to(self.device) for n, t in groups["average"].items()}
-        self.best = {n: t.to(self.device) for n, t in groups["best"].items()}
-        states: dict[int, dict[str, Tensor]] = {}
-        for name, tensor in groups["optimiser"].items():
-            number, key = name.split(".", 1)
-            states.setdefault(int(number), {})[key] = tensor
-        whole = self.optimiser.state_dict()
-        self.optimiser.load_state_dict({"state": states, "param_groups": whole["param_groups"]})
+        tensors, metadata = read_state(path, self.identity(), "options, data or network")
+        self._put(under(tensors, "model."))
+        self.keypoints.load_state_dict(under(tensors, "keypoints."))
+        self.average = {n: t.to(self.device) for n, t in under(tensors, "average.").items()}
+        self.best = {n: t.to(self.device) for n, t in under(tensors, "best.").items()}
+        restore_optimiser(self.optimiser, tensors)
         self.step, self.best_loss = int(metadata["step"]), float(metadata["best_loss"])
         self.course = json.loads(metadata["course"])
 

@@ -58,11 +58,15 @@ class Samples:
 
 def save_samples(path: Path, samples: Samples) -> None:
     """Write the file whole or not at all. Raises UserError if it cannot be."""
+    arrays = {name: getattr(samples, name) for name in ARRAYS}
+    save_arrays(path, {**arrays, NAMES: np.array(samples.keypoint_names, np.str_)})
+
+
+def save_arrays(path: Path, arrays: dict[str, Any]) -> None:
+    """Write an .npz whole or not at all. Raises UserError if it cannot be."""
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
     try:
         with temporary.open("wb") as stream:
-            arrays = {name: getattr(samples, name) for name in ARRAYS}
-            arrays[NAMES] = np.array(samples.keypoint_names, np.str_)
             np.savez(stream, **arrays)
             stream.flush()
             os.fsync(stream.fileno())

@@ -25,6 +25,7 @@ from aura_ros.memory.baseline_config import BaselineConfig
 from aura_ros.memory.baselines import Recalled
 from aura_ros.memory.config import GATED_VARIANTS, MemoryConfig
 from aura_ros.memory.module import logistic_noise
+from aura_ros.sim.cues import BETWEEN, FLASH
 from aura_ros.training.objective import learning_rate
 from aura_ros.training.rollouts import RolloutData
 from aura_ros.training.scan import Sequence
@@ -292,12 +293,10 @@ class ResidualTrainer:
         if rng is None:
             return [(episode, 0, length)]
         held = self._held_queries(episode)
-        other = episode
-        if held and rng.random() < self.config.recombine:
-            other = int(rng.choice(self.alike[episode]))
-        # An episode may begin at any time before its cue: time itself must tell nothing.
         if not held:
             return [(episode, 0, length)]
+        other = int(rng.choice(self.alike[episode])) if rng.random() < self.config.recombine else episode
+        # An episode may begin at any time before its cue: time itself must tell nothing.
         before = _before_cue(data.lines[other], data.head)
         first = int(rng.integers(0, before + 1))
         last = before if rng.random() < self.config.untold else self._held_queries(other)
@@ -345,7 +344,8 @@ def _alike(data: RolloutData, held: Any) -> list[npt.NDArray[np.int64]]:
 def _before_cue(line: dict[str, Any], head: dict[str, Any]) -> int:
     """Queries before the first that may see the cue."""
     cue = line.get("cue_steps") or [0, 0]
-    first = cue[0] - (64 if line.get("suite") == "cue_order" else 0)
+    # There another flash tells too, and comes before the one that is noted.
+    first = cue[0] - (FLASH + BETWEEN[1] if line.get("suite") == "cue_order" else 0)
     return max(0, first // int(head["memory_step_period"]))
 
 

@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import uuid
 import zlib
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import Tensor
-
-from aura_ros.errors import UserError
 from aura_ros.memory.baseline_file import save_baseline
 from aura_ros.memory.baselines import Baseline
 from aura_ros.memory.module import export_numpy
 from aura_ros.training.interrupts import interrupts_held
 from aura_ros.training.residual import ResidualStep, ResidualTrainer
+from aura_ros.training.resume import optimiser_tensors, read_state, restore_optimiser, under, write_state
 from aura_ros.training.train import Memory
 
 SAVE_EVERY = 250
@@ -65,55 +58,21 @@ def identity(trainer: ResidualTrainer) -> str:
 def save_state(trainer: ResidualTrainer, path: Path) -> None:
     """Everything that going on needs, whole or not at all. Raises UserError."""
     tensors = {f"module.{name}": tensor for name, tensor in trainer.module.state_dict().items()}
-    for number, state in trainer.optimiser.state_dict()["state"].items():
-        tensors |= {f"optimiser.{number}.{name}": tensor for name, tensor in state.items()}
+    tensors |= optimiser_tensors(trainer.optimiser)
     numbers = {name: repr(getattr(trainer, name)) for name in ("error", "base_error", "reached")}
     metadata = {
         "step": str(trainer.step),
         "course": json.dumps(trainer.course),
         "identity": identity(trainer),
     }
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
-    try:
-        save_file(
-            {n: t.detach().clone().contiguous() for n, t in tensors.items()}, temporary, metadata | numbers
-        )
-        os.replace(temporary, path)
-    except (SafetensorError, OSError) as error:
-        raise UserError(
-            f"'{path}' cannot be written ({error}); make room, then run it again to go on"
-        ) from error
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_state(path, tensors, metadata | numbers)
 
 
 def load_state(trainer: ResidualTrainer, path: Path) -> None:
     """Go on from there. Raises UserError for a file of another training, or one that is broken."""
-    try:
-        with safe_open(str(path), framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
-    except (SafetensorError, OSError) as error:
-        raise UserError(
-            f"'{path}' is no training to go on with ({error}); give --fresh to begin anew"
-        ) from error
-    if metadata.get("identity") != identity(trainer):
-        raise UserError(
-            f"'{path}' is a training with other options or rollouts; give --fresh to begin anew, or another --out"
-        )
-    states: dict[int, dict[str, Tensor]] = {}
-    module: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        part, rest = name.split(".", 1)
-        if part == "module":
-            module[rest] = tensor
-        else:
-            number, key = rest.split(".", 1)
-            states.setdefault(int(number), {})[key] = tensor
-    with torch.no_grad():
-        trainer.module.load_state_dict(module)
-    whole = trainer.optimiser.state_dict()
-    trainer.optimiser.load_state_dict({"state": states, "param_groups": whole["param_groups"]})
+    tensors, metadata = read_state(path, identity(trainer), "options or rollouts")
+    trainer.module.load_state_dict(under(tensors, "module."))
+    restore_optimiser(trainer.optimiser, tensors)
     trainer.step, trainer.course = int(metadata["step"]), json.loads(metadata["course"])
     for name in ("error", "base_error", "reached"):
         setattr(trainer, name, float(metadata[name]))

@@ -8,8 +8,6 @@ DIR/index/ID.npz     the same as training reads it; made from the bag alone
 
 from __future__ import annotations
 
-import os
-import uuid
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +21,7 @@ from aura_ros.errors import UserError
 from aura_ros.policy.units import to_controller
 from aura_ros.report.reading import read_bag
 from aura_ros.training.demo_bags import chunk_rows, label_of, nearest
-from aura_ros.training.demonstrations import DemoFolder
+from aura_ros.training.demonstrations import DemoFolder, save_arrays
 from aura_ros.types import LIBERO_ACTION_SPEC, ActionSpec, FloatArray
 
 ARRAYS = ("hidden", "base", "target", "step")
@@ -76,17 +74,7 @@ class RolloutFolder(DemoFolder):
 
 def save_rollout(path: Path, rollout: Rollout) -> None:
     """Write the file whole or not at all. Raises UserError if it cannot be."""
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
-    try:
-        with temporary.open("wb") as stream:
-            np.savez(stream, **{name: getattr(rollout, name) for name in ARRAYS})
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        raise UserError(f"'{path}' cannot be written ({error.strerror}); make room, then go on") from error
-    finally:
-        temporary.unlink(missing_ok=True)
+    save_arrays(path, {name: getattr(rollout, name) for name in ARRAYS})
 
 
 def policy_of(path: Path) -> dict[str, Any]:

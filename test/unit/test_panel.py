@@ -77,7 +77,8 @@ def line(arm, success, state=0, cue=0, wrong=False, **changes):
         (["--split", "both"], "split 'both' is unknown; choose one of auto, official, displaced"),
         (["--arms", "base", "--tasks", "7"], "tasks '7' is not allowed"),
         (["--memories", "nowhere"], "arm 'kv' needs '"),
-        (["--checkpoint", "none.safetensors"], "none.safetensors"),
+        (["--arms", "base", "--checkpoint", "none.safetensors"], "none.safetensors"),
+        (["--arms", "base,aura"], "memories is not given: all arms but base and oracle have weights"),
     ],
 )
 def test_mistakes_are_one_line_and_make_nothing(panel, given, said, tmp_path):
