@@ -14,6 +14,15 @@ from aura_ros.errors import UserError
 LFS_POINTER = b"version https://git-lfs"
 
 
+def create(path: Path) -> int:
+    """Make an empty file; returns the mode that the umask gives it.
+
+    safetensors writes files that only their owner may read, and a node may run as another user: chmod to this afterwards.
+    """
+    path.touch()
+    return path.stat().st_mode
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write the file whole or not at all. Raises `UserError` if it cannot be."""
     write_text(path, json.dumps(value, indent=2) + "\n", "json ")

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from aura_ros.errors import UserError
-from aura_ros.files import LFS_POINTER
+from aura_ros.files import LFS_POINTER, create
 from aura_ros.memory.config import MemoryConfig, buffer_shapes, parameter_shapes
 
 Shape = tuple[int, ...]
@@ -113,7 +113,9 @@ def write_weights(
     # In the target's folder, since os.replace is atomic only within one file system.
     temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
     try:
+        mode = create(temporary)
         save_file({name: np.asarray(array, order="C") for name, array in arrays.items()}, temporary, metadata)
+        temporary.chmod(mode)
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
         os.replace(temporary, target)

@@ -63,6 +63,12 @@ def test_numpy_memory_loads_and_steps_in_a_process_without_torch(path):
     assert done.stdout.strip() == "1 []"
 
 
+def test_whoever_may_read_other_files_of_its_owner_may_read_it(path):
+    # A node may run as a user of its own.
+    (other := path.parent / "other").touch()
+    assert path.stat().st_mode == other.stat().st_mode
+
+
 def test_same_seed_same_hash(tmp_path):
     one = build_untrained(CONFIG, tmp_path / "one")
     two = build_untrained(CONFIG, tmp_path / "two")

@@ -26,6 +26,7 @@ from aura_ros.backbones.openvla_oft.config import OftConfig
 from aura_ros.backbones.openvla_oft.model import build_on_meta
 from aura_ros.backbones.openvla_oft.tensor_files import one_line, refuse_pointer, safetensors_entries
 from aura_ros.errors import UserError
+from aura_ros.files import create
 
 FORMAT = "aura_ros.openvla_oft.1"
 # Spread of untrained actions, normalised units: small enough that no value of a chunk leaves +-1.
@@ -107,9 +108,7 @@ def save_checkpoint(checkpoint: Checkpoint, path: str | Path) -> None:
     # In the target's folder, for a rename is atomic only within one file system.
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
     try:
-        # safetensors makes files that only their owner may read; a node may run as another user.
-        temporary.touch()
-        mode = temporary.stat().st_mode
+        mode = create(temporary)
         save_file(tensors, temporary, metadata=metadata)
         temporary.chmod(mode)
         with temporary.open("rb") as stream:
