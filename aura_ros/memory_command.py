@@ -118,7 +118,6 @@ def memory_config(command: TrainMemory, data: Any) -> Any:
         "residual": True,
         "head_input": "read_and_z",
         "head_hidden": HEAD_HIDDEN,
-        "anchored": True,
         "memory_step_period": int(data.head["memory_step_period"]),
         "backbone": str(data.head["backbone"]),
         "seed": command.seed,

@@ -20,7 +20,6 @@ LATER: dict[str, Any] = {
     "residual": False,
     "head_input": "read",
     "head_hidden": 0,
-    "anchored": False,
     "memory_step_period": 1,
     "backbone": "",
 }
@@ -50,7 +49,6 @@ class BaselineConfig:
     residual: bool = option(False, "the output starts at zero")
     head_input: str = option("read", "as of a memory", choices=HEAD_INPUTS)
     head_hidden: int = option(0, "width of the last layers; 0: dv", minimum=0, maximum=4096)
-    anchored: bool = option(False, "as of a memory")
     memory_step_period: int = option(1, "control steps between two steps", minimum=1, maximum=1_000_000)
     backbone: str = option("", "hash of the backbone it was trained for")
     seed: int = option(0, "of the initial weights", minimum=0, maximum=2**31 - 1)

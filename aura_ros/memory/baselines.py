@@ -94,7 +94,6 @@ class Baseline(nn.Module, ABC):
                 config.residual,
                 config.d_model if config.head_input == "read_and_z" else 0,
                 config.head_hidden,
-                config.anchored,
             )
             self.build(config)
 

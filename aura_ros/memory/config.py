@@ -43,7 +43,7 @@ HEAD_INPUTS = ("read", "read_and_z")
 # Fields that came later, with the value that means what was before them: left out of the text there, so that the hashes
 # of checkpoints that are older stay what they are.
 _ANY = object()
-LATER: dict[str, Any] = {"head_input": "read", "head_hidden": 0, "anchored": False, "backbone": ""}
+LATER: dict[str, Any] = {"head_input": "read", "head_hidden": 0, "backbone": ""}
 GATE_ESTIMATORS = ("straight_through", "gumbel_sigmoid")
 
 # Hidden layer of the token-prediction head that `learned_token_gate` adds (paper table 6: 1,165 more).
@@ -67,7 +67,6 @@ class MemoryConfig:
     residual: the last Linear starts at zero, so an untrained memory's output is exactly 0.0.
     head_input: what the last layers see: "read" = the code of the read o alone, as in the paper; "read_and_z" = z beside
         it, for a residual that depends on what is seen now too. head_hidden: their width; 0 is dv.
-    anchored: the output for a read of zero is taken off, so that a memory that holds nothing changes nothing.
     backbone: checkpoint_hash of the backbone whose hidden states it was trained on; "": any of the same widths.
     temperature: the paper's tau in p = sigmoid(logit / tau). threshold: the gate fires when p > threshold.
         (The paper's figure 1 calls the threshold tau too; here they are two things.)
@@ -97,7 +96,6 @@ class MemoryConfig:
     residual: bool = False
     head_input: str = "read"
     head_hidden: int = 0
-    anchored: bool = False
     backbone: str = ""
     temperature: float = 1.0
     threshold: float = 0.5
@@ -122,7 +120,7 @@ class MemoryConfig:
         ):
             if getattr(self, field) not in allowed:
                 raise _refused(field, getattr(self, field), "one of " + ", ".join(allowed))
-        for field in ("predictor", "normalise_keys", "residual", "anchored"):
+        for field in ("predictor", "normalise_keys", "residual"):
             if not isinstance(getattr(self, field), bool):
                 raise _refused(field, getattr(self, field), "true or false")
         if not isinstance(self.backbone, str):

@@ -20,25 +20,16 @@ class ActionHead(nn.Module):
     """Action-information-bottleneck head (paper section 3.4): read o [B, dv] -> output [B, out_dim].
 
     z_dim: width of z, which the last layers see beside the code; 0: they do not. The bottleneck is on the read alone:
-    what is seen now needs no memory. hidden: width of the last layers; 0 is dv. anchored: what the last layers say of
-    a read of zero is taken off, so that the output for it is exactly zero whatever was trained.
+    what is seen now needs no memory. hidden: width of the last layers; 0 is dv.
     """
 
-    def __init__(
-        self,
-        dv: int,
-        out_dim: int,
-        residual: bool,
-        z_dim: int = 0,
-        hidden: int = 0,
-        anchored: bool = False,
-    ) -> None:
+    def __init__(self, dv: int, out_dim: int, residual: bool, z_dim: int = 0, hidden: int = 0) -> None:
         super().__init__()
         hidden = hidden or dv
         self.to_mu = nn.Linear(dv, dv)
         self.to_logvar = nn.Linear(dv, dv)
         self.action = mlp(dv + z_dim, hidden, hidden, out_dim)
-        self.sees_z, self.anchored = z_dim > 0, anchored
+        self.sees_z = z_dim > 0
         if residual:
             # An untrained residual must leave the base policy's actions as they are, to the bit.
             for parameter in self.action[4].parameters():
@@ -50,16 +41,10 @@ class ActionHead(nn.Module):
         z: [B, z_dim], needed by a head that sees it.
         """
         mu, logvar = self.to_mu(read), self.to_logvar(read)
-        # Of both codes alike, so that they are equal for a read of zero in training too.
-        noise = torch.exp(0.5 * logvar) * torch.randn_like(mu) if self.training else torch.zeros_like(mu)
-        output = self._act(mu + noise, z)
-        if self.anchored:
-            output = output - self._act(self.to_mu(torch.zeros_like(read)) + noise, z)
-        return output, mu, logvar
-
-    def _act(self, code: Tensor, z: Tensor | None) -> Tensor:
+        code = mu
+        if self.training:
+            code = mu + torch.exp(0.5 * logvar) * torch.randn_like(mu)
         if self.sees_z:
             assert z is not None
             code = torch.cat([code, z], dim=-1)
-        output: Tensor = self.action(code)
-        return output
+        return self.action(code), mu, logvar

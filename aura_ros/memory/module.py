@@ -141,7 +141,7 @@ class MemoryModule(nn.Module):
         if config.variant is Variant.NO_MEMORY:
             self.to_read = nn.Linear(width, dv)
         seen = width if config.head_sees_z else 0
-        self.head = ActionHead(dv, config.out_dim, config.residual, seen, config.head_width, config.anchored)
+        self.head = ActionHead(dv, config.out_dim, config.residual, seen, config.head_width)
 
     @property
     def eta(self) -> Tensor:

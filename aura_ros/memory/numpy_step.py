@@ -73,7 +73,7 @@ class NumpyMemory:
         # Looked up once: a set of enumerations costs a microsecond to ask.
         self._has_fast_weights = config.has_fast_weights
         self._normalise_keys = config.normalise_keys
-        self._head_sees_z, self._anchored = config.head_sees_z, config.anchored
+        self._head_sees_z = config.head_sees_z
         self._gated = config.variant in GATED_VARIANTS
         self._relu_first = config.input_kind == "encoder"
         self._steps = self._writes = self._episode = 0
@@ -137,7 +137,6 @@ class NumpyMemory:
         self._candidate_bytes = self._candidate.view(np.uint8).reshape(-1).data
         self._weights_bytes = self._weights.view(np.uint8).reshape(-1).data
         self._head_out = tuple(zeros(len(bias)) for _, bias in self._head)
-        self._anchor, self._nothing = zeros(config.out_dim), zeros(config.dv)
 
     def step(self, hidden: FloatArray, force: bool | None = None) -> MemoryStep:
         """Read, then gate, then maybe write.
@@ -232,21 +231,14 @@ class NumpyMemory:
         return float(due), due
 
     def _run_head(self) -> FloatArray:
-        output = self._layers(self._read, self._head_out[2])
-        if self._anchored:
-            output -= self._layers(self._nothing, self._anchor)
-        _check_finite(output, "the output")
-        return output
-
-    def _layers(self, read: FloatArray, output: FloatArray) -> FloatArray:
-        """Fill the output with what the head's layers say of a read."""
-        (first, second, last), (a, b, _) = self._head, self._head_out
-        _linear(first, read, a)
+        (first, second, last), (a, b, output) = self._head, self._head_out
+        _linear(first, self._read, a)
         if self._head_sees_z:
             a += self._head_part
         np.maximum(a, ZERO, out=a)
         np.maximum(_linear(second, a, b), ZERO, out=b)
-        return _linear(last, b, output)
+        _check_finite(_linear(last, b, output), "the output")
+        return output
 
     def _propose(self) -> bool:
         """Put the W of a write into the candidate; return whether it differs from W in any bit."""

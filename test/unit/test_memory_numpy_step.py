@@ -123,26 +123,10 @@ def test_a_head_that_sees_what_is_seen_now_equals_torch(variant, width):
     assert not np.array_equal(first, second)
 
 
-@pytest.mark.parametrize("head_input", ["read", "read_and_z"])
-def test_an_anchored_head_equals_torch_and_changes_nothing_until_something_was_written(head_input):
-    changes = {"head_input": head_input, "head_hidden": 24, "input_kind": "projection", "anchored": True}
-    module, memory = twins_of(**changes)
-    force = [t > 3 for t in range(200)]
-    compare(module, memory, inputs_of(200), force)
-    memory.reset()
-    inputs = inputs_of(6)
-    empty = [memory.step(x, force=False).output.copy() for x in inputs[:3]]
-    assert all(np.array_equal(output, np.zeros_like(output)) for output in empty)
-    memory.step(inputs[3], force=True)
-    assert memory.step(inputs[4]).output.any()
-    memory.reset()
-    assert not memory.step(inputs[5]).output.any()
-
-
 def test_fields_that_came_later_leave_older_hashes_alone():
     text = config_of().to_json()
-    assert not {"head_input", "head_hidden", "anchored", "backbone"} & set(json.loads(text))
-    changed = config_of(head_input="read_and_z", head_hidden=24, anchored=True)
+    assert not {"head_input", "head_hidden", "backbone"} & set(json.loads(text))
+    changed = config_of(head_input="read_and_z", head_hidden=24)
     assert MemoryConfig.from_json(changed.to_json()) == changed
 
 
