@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn.functional import huber_loss
 
 from aura_ros.config import check_fields, option
 from aura_ros.errors import UserError
@@ -35,6 +36,8 @@ from aura_ros.training.train import Memory, build, run_memory
 # A tenth of the states, with all their episodes, is for validation.
 VALIDATION_SHARE = 10
 MOMENTUM = 0.98
+# Size up to which a residual is penalised by its square where the cue was left out, in units of normalised actions.
+SILENCE = 0.3
 # Steps without a finite gradient after which a training has exploded.
 MOST_SKIPPED = 100
 
@@ -56,7 +59,7 @@ class ResidualTrainConfig:
     beta: float = option(
         1e-4, "weight of the code's KL divergence where actions are asked for", minimum=0.0, maximum=10.0
     )
-    gamma: float = option(0.03, "weight of the write rate", minimum=0.0, maximum=100.0)
+    gamma: float = option(0.02, "weight of the write rate", minimum=0.0, maximum=100.0)
     opened: float = option(
         0.4, "share of the steps, the first, with the gate held open", minimum=0.0, maximum=1.0
     )
@@ -83,9 +86,12 @@ class ResidualTrainConfig:
     )
     untold: float = option(
         0.3,
-        "share of cue episodes that end before their cue: an empty memory must mean nothing, not one of the targets",
+        "share of cue episodes whose hold ends before their cue, where nothing is to be changed: silence is no target",
         minimum=0.0,
         maximum=1.0,
+    )
+    silence: float = option(
+        3.0, "weight of the residual's size where the cue was left out", minimum=0.0, maximum=100.0
     )
     validate_every: int = option(250, "steps between validations", minimum=1, maximum=10_000_000)
 
@@ -109,13 +115,17 @@ class ResidualStep:
 
 @dataclass(frozen=True)
 class _Batch:
-    """inputs [B, Q, hidden_dim] standardised; base, target [B, Q, out]; asked bool [B, Q, out]; valid float [B, Q]."""
+    """inputs [B, Q, hidden_dim] standardised; base, target [B, Q, out]; asked bool [B, Q, out]; valid float [B, Q].
+
+    told: bool [B, 1, 1], False where the cue was left out and nothing is to be changed.
+    """
 
     inputs: Tensor
     base: Tensor
     target: Tensor
     asked: Tensor
     valid: Tensor
+    told: Tensor
 
 
 class ResidualTrainer:
@@ -177,18 +187,23 @@ class ResidualTrainer:
         force = torch.ones(batch.valid.shape, dtype=torch.bool) if opened else None
         done = run_memory(module, batch.inputs, noise=noise, force=force)
         output, mu, logvar = _head(module, done)
-        miss = (batch.base + output - batch.target)[batch.asked].abs().mean()
+        gap, told = batch.base + output - batch.target, batch.asked & batch.told
+        miss = _mean(gap[told].abs())
         with torch.no_grad():
-            alone = (batch.base - batch.target)[batch.asked].abs().mean()
+            alone = _mean((batch.base - batch.target)[told].abs())
+        # Either target costs the same L1 on average: nothing else keeps silence from becoming one of them. Small changes
+        # are nearly free, for all that the backbone does not know is not the cue.
+        untold = gap[batch.asked & ~batch.told]
+        silent = _mean(huber_loss(untold, torch.zeros_like(untold), reduction="none", delta=SILENCE))
         asked = batch.asked.any(dim=-1)
         kl = 0.5 * (mu.square() + logvar.exp() - 1 - logvar).sum(-1)[asked].mean()
         rate = (done.gate * batch.valid).sum() / batch.valid.sum()
-        self._follow(float(miss.detach()), float(alone), opened)
+        if told.any():
+            self._follow(float(miss.detach()), float(alone), opened)
         penalised = self._penalised(opened)
         # There no error holds it, and a chunk beyond the limit is a fault even if nobody executes it.
-        resting = output[(batch.valid > 0) & ~asked].abs()
-        rest = resting.mean() if resting.numel() else miss.new_zeros(())
-        total = miss + config.beta * kl + config.rest * rest
+        rest = _mean(output[(batch.valid > 0) & ~asked].abs())
+        total = miss + config.silence * silent + config.beta * kl + config.rest * rest
         total = total + config.gamma * penalised * rate * self.base_error
         self.optimiser.zero_grad(set_to_none=True)
         total.backward()
@@ -259,7 +274,7 @@ class ResidualTrainer:
     def _batch(self, episodes: Any, rng: np.random.Generator | None) -> _Batch:
         """rng: of training's noise, and of where episodes begin; None: they are as they were."""
         data = self.data
-        parts = [self._pieces(int(episode), rng) for episode in episodes]
+        parts, untold = zip(*(self._pieces(int(episode), rng) for episode in episodes), strict=True)
         lengths = np.array([sum(last - first for _, first, last in pieces) for pieces in parts])
         longest = int(lengths.max())
         shape = (len(parts), longest)
@@ -274,6 +289,8 @@ class ResidualTrainer:
                 base[row, rows] = data.base[episode, first:last]
                 target[row, rows] = data.target[episode, first:last]
                 at += last - first
+            if untold[row]:
+                target[row] = np.where(np.isfinite(target[row]), base[row], np.nan)
         if rng is not None:
             hidden += self.config.state_noise * rng.standard_normal(hidden.shape, np.float32)
         valid = np.arange(longest) < lengths[:, None]
@@ -285,22 +302,26 @@ class ResidualTrainer:
             torch.from_numpy(np.where(asked, target, 0.0).astype(np.float32)),
             torch.from_numpy(asked),
             torch.from_numpy(valid.astype(np.float32)),
+            torch.from_numpy(~np.array(untold))[:, None, None],
         )
 
-    def _pieces(self, episode: int, rng: np.random.Generator | None) -> list[tuple[int, int, int]]:
-        """(episode, first query, last query, exclusive) of what a row of a batch is made of."""
+    def _pieces(
+        self, episode: int, rng: np.random.Generator | None
+    ) -> tuple[list[tuple[int, int, int]], bool]:
+        """(episode, first query, last query, exclusive) of what a row of a batch is made of; whether its cue is left out."""
         data, length = self.data, int(self.data.lengths[episode])
         if rng is None:
-            return [(episode, 0, length)]
+            return [(episode, 0, length)], False
         held = self._held_queries(episode)
         if not held:
-            return [(episode, 0, length)]
+            return [(episode, 0, length)], False
         other = int(rng.choice(self.alike[episode])) if rng.random() < self.config.recombine else episode
         # An episode may begin at any time before its cue: time itself must tell nothing.
         before = _before_cue(data.lines[other], data.head)
         first = int(rng.integers(0, before + 1))
-        last = before if rng.random() < self.config.untold else self._held_queries(other)
-        return [(other, first, last), (episode, held, length)]
+        untold = rng.random() < self.config.untold
+        last = before if untold else self._held_queries(other)
+        return [(other, first, last), (episode, held, length)], untold
 
     def _held_queries(self, episode: int) -> int:
         """Queries of its hold."""
@@ -318,6 +339,11 @@ class ResidualTrainer:
             layer.bias.copy_(layer.bias.double() - weight @ mean)
             layer.weight.copy_(weight)
         return module.eval()
+
+
+def _mean(values: Tensor) -> Tensor:
+    """Zero where there is none."""
+    return values.mean() if values.numel() else values.new_zeros(())
 
 
 def _head(module: Memory, done: Sequence | Recalled) -> tuple[Tensor, Tensor, Tensor]:

@@ -20,6 +20,7 @@ from aura_ros.training.demo_bags import Recording, write_recording
 from aura_ros.training.residual import ResidualTrainConfig, ResidualTrainer
 from aura_ros.training.residual_files import load_state, save_state
 from aura_ros.training.rollouts import RolloutFolder, index_rollout, load_rollouts, save_rollout
+from aura_ros.training.train import run_memory
 
 HIDDEN, HORIZON, DIM = 12, 8, 7
 PERIOD_NS = 50_000_000
@@ -159,19 +160,46 @@ def test_a_batch_mixes_holds_of_the_same_cue_alone_and_leaves_some_untold(rollou
     trained = np.flatnonzero(~trainer.held)
     told = 0
     for episode in rng.choice(trained, 400):
-        (other, first, last), (own, begin, end) = trainer._pieces(int(episode), rng)
+        ((other, first, last), (own, begin, end)), untold = trainer._pieces(int(episode), rng)
         assert (own, begin, end) == (episode, 6, data.lengths[episode])
         assert data.lines[other]["cue"] == data.lines[own]["cue"]
         assert not trainer.held[other]
         shown = data.lines[other]["cue_steps"][0] // 8
         # It begins before the cue, and ends before it or with the hold.
         assert first <= shown
-        assert last in (shown, 6)
+        assert last == (shown if untold else 6)
         told += last == 6
     assert 150 < told < 260
-    assert trainer._pieces(3, None) == [(3, 0, data.lengths[3])]
+    assert trainer._pieces(3, None) == ([(3, 0, data.lengths[3])], False)
     plain = ResidualTrainer(data, memory(), dataclasses.replace(config, recombine=0.0, untold=0.0))
-    assert all(plain._pieces(e, rng)[0][::2] == (e, 6) for e in range(40))
+    assert all(plain._pieces(e, rng)[0][0][::2] == (e, 6) for e in range(40))
+
+
+def test_where_nothing_was_told_nothing_is_to_be_changed(rollouts):
+    data = load_rollouts([rollouts])
+    rng = np.random.default_rng(0)
+    for untold in (0.0, 1.0):
+        trainer = ResidualTrainer(data, memory(), ResidualTrainConfig(untold=untold))
+        batch = trainer._batch(np.flatnonzero(~trainer.held), rng)
+        gap = (batch.target - batch.base)[batch.asked].abs()
+        assert batch.asked.any()
+        assert (float(gap.max()) == 0) == (untold == 1)
+        assert bool(batch.told.all()) == (untold == 0)
+
+
+def test_silence_is_taken_for_neither_target(rollouts):
+    data = load_rollouts([rollouts])
+    trainer = ResidualTrainer(data, memory(), ResidualTrainConfig(steps=600, batch=16))
+    trainer.train()
+    rng, said = np.random.default_rng(0), {}
+    for untold in (0.0, 1.0):
+        trainer.config = dataclasses.replace(trainer.config, untold=untold, state_noise=0.0)
+        batch = trainer._batch(np.flatnonzero(~trainer.held), rng)
+        with torch.no_grad():
+            done = run_memory(trainer.module.eval(), batch.inputs)
+            output, _, _ = trainer.module.head(done.reads, done.encoded)
+        said[untold] = float(output[batch.asked].abs().mean())
+    assert said[1.0] < said[0.0] / 3
 
 
 def test_validation_holds_whole_states_out(rollouts):
