@@ -11,14 +11,14 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo         one real LIBERO task, solved through ROS 2; leaves a bag and two frames under runs/"
+	@echo "make demo         one real LIBERO task that needs a memory, solved through ROS 2; leaves a bag and pictures under runs/"
 	@echo "make test         the test suite (about 10 minutes on 2 cores)"
 	@echo "make test-all     the same with the slow tests; installs Ray for them"
 	@echo "make test-launch LAUNCH_SRC=DIR   launch tests against the launch sources in DIR"
 	@echo "make lint         ruff and mypy"
 
 demo: install
-	$(VENV)/bin/aura sim --suite libero_object --task 4 --init-state 40
+	$(VENV)/bin/aura sim --suite cue_place --task 0 --init-state 40 --cue 1
 
 test: install
 	$(PY) -m pytest -m "not slow"

@@ -47,7 +47,7 @@ class TrainMemory:
     steps: Annotated[int, _text("gradient steps", "INT")] = 4000
     batch: Annotated[int, _text("episodes a step", "INT")] = 64
     lr: Annotated[float, _text("learning rate at its peak", "FLOAT")] = 2e-3
-    gamma: Annotated[float, _text("weight of the write rate", "FLOAT")] = 0.02
+    gamma: Annotated[float, _text("weight of the write rate", "FLOAT")] = 0.04
     state_dim: Annotated[int, _text("N: rows and columns of W; 32 is 4,224 bytes of state", "INT")] = 32
     write_rate: Annotated[
         float, _text("of the arms random and periodic; best what aura's came to", "FLOAT")

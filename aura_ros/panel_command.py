@@ -14,6 +14,7 @@ from aura_ros.errors import UserError
 from aura_ros.eval_command import FIRST_SEED, identity
 from aura_ros.panel_base import verify_base
 from aura_ros.preflight import check_json
+from aura_ros.share import share_directory
 from aura_ros.sim.suites import CUE_SUITES, LONGEST_DELAY, SHORTEST_DELAY, SUITES
 from aura_ros.states import numbers
 
@@ -54,7 +55,7 @@ class Panel:
     ] = "auto"
     checkpoint: Annotated[Path | None, _text("of the backbone; none: the one that is shipped", "CKPT")] = None
     memories: Annotated[
-        Path | None, _text("folder of ARM.safetensors, for all arms but base and oracle", "DIR")
+        Path | None, _text("folder of ARM.safetensors; none: those that are shipped", "DIR")
     ] = None
     backbone: Annotated[str, _text("compact or openvla_oft", "NAME")] = "compact"
     device: Annotated[str, _text("cpu, cuda or cuda:<n>", "NAME")] = "cpu"
@@ -137,12 +138,12 @@ def plan(command: Panel) -> list[PanelJob]:
     from aura_ros.bench.panel import PanelJob
 
     arms, suites, delays = check(command)
-    if command.memories is None and not set(arms) <= set(WITHOUT):
+    if command.memories is None and command.backbone != "compact" and not set(arms) <= set(WITHOUT):
         raise UserError(
-            "memories is not given: all arms but base and oracle have weights; give --memories DIR, filled by "
-            "`aura train memory --arm ARM`"
+            f"memories is not given: the shipped ones are not of backbone '{command.backbone}'; give --memories DIR, filled "
+            "by `aura train memory --arm ARM`"
         )
-    memories = (command.memories or Path()).resolve()
+    memories = (command.memories or share_directory() / "checkpoints" / "memories").resolve()
     given = command.checkpoint
     # A hub snapshot's name is no path.
     checkpoint = str(given.resolve() if given.exists() else given) if given else ""

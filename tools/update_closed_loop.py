@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from safetensors import safe_open
+
 from aura_ros.bench import panel_figure, panel_table
 from aura_ros.bench.arms import TRAINED
 from aura_ros.bench.recall.table import line
@@ -55,7 +57,9 @@ def card(text: str) -> str:
             module = load_baseline(path)
             count = sum(parameter.numel() for parameter in module.parameters())
             size = f"{module.state_bytes(1):,} after a step, {module.state_bytes(1000):,} after 1,000"
-            rows.append((arm, f"{count:,}", size, "", module.config.backbone[:12]))
+            with safe_open(path, "numpy") as file:
+                weights_hash = file.metadata()["sha256"]
+            rows.append((arm, f"{count:,}", size, weights_hash[:12], module.config.backbone[:12]))
         else:
             found = load_checkpoint(path)
             count = sum(array.size for array in found.arrays.values())

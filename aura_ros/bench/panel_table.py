@@ -22,7 +22,19 @@ PAPER = {
     "aura": "0.233, 504 writes (7.0x fewer), 4,224 bytes",
 }
 HEADER = (
-    *("tasks", "delay", "arm", "success", "95 %", "wrong", "other", "less base", "writes", "a second"),
+    *(
+        "tasks",
+        "delay",
+        "arm",
+        "success",
+        "95 %",
+        "wrong",
+        "rejected",
+        "other",
+        "less base",
+        "writes",
+        "a second",
+    ),
     *("fewer than kv", "when active", "in the cue", "bytes first", "last", "ms a query"),
 )
 
@@ -109,6 +121,7 @@ def rows(lines: Sequence[Result]) -> list[tuple[str, ...]]:
 def _row(arm: str, own: list[Result], base: list[Result], kv: list[Result]) -> tuple[str, ...]:
     low, high = interval(own)
     good, wrong = sum(line["success"] for line in own), sum(line["wrong"] for line in own)
+    rejected = sum(bool(line["problem"]) for line in own)
     less = paired(own, base) if arm != "base" else None
     writes, queries = _mean(own, "writes"), _mean(own, "queries")
     has_cue = own[0]["task"].startswith("cue_")
@@ -116,7 +129,8 @@ def _row(arm: str, own: list[Result], base: list[Result], kv: list[Result]) -> t
         f"{good}/{len(own)} = {100 * good / len(own):.0f} %",
         f"{100 * low:.0f}-{100 * high:.0f} %",
         f"{wrong}",
-        f"{len(own) - good - wrong}",
+        f"{rejected}",
+        f"{len(own) - good - wrong - rejected}",
         less.text() if less else "-",
         f"{writes:.1f} of {queries:.1f}",
         f"{writes / (queries * QUERY_S):.2f}",

@@ -98,17 +98,20 @@ class PolicyNodeConfig:
         maximum=256,
     )
     memory__checkpoint: str = option(
-        "", "trained memory (.safetensors); empty or untrained: one from the seed, residual exactly zero"
+        "",
+        "trained memory (.safetensors); empty: the shipped one if backbone, N and period are those it was trained for, else "
+        "an untrained one, whose residual is exactly zero; untrained: always that",
     )
     memory__state_dim: int = option(
         32,
-        "N = dk = dv of an untrained memory; a checkpoint brings its own",
+        "N = dk = dv of an untrained memory; another N than 32 turns the shipped one off; a checkpoint brings its own",
         minimum=1,
         maximum=1024,
     )
     memory_step_period: int = option(
         0,
-        "control steps between queries; 0: the chunk's horizon. A memory trained at another period is refused",
+        "control steps between queries; 0: the chunk's horizon. A memory of another period is refused, the shipped one "
+        "left out",
         minimum=0,
         maximum=100_000,
     )

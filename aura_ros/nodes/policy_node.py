@@ -161,8 +161,8 @@ class PolicyNode(LifecycleNode):
         weights = "trained" if info.trained else "seeded random weights: its actions mean nothing"
         self.get_logger().info(
             f"backbone {info.name} ({info.checkpoint}, {info.parameters / 1e6:.1f} M parameters, {info.details}, "
-            f"{weights}), memory {memory.config.variant.value} of {memory.state_bytes} bytes, loaded in "
-            f"{time.perf_counter() - started:.1f} s"
+            f"{weights}), memory {memory.config.variant.value} of {memory.state_bytes} bytes "
+            f"({policy.memory_checkpoint or 'untrained'}), loaded in {time.perf_counter() - started:.1f} s"
         )
 
     def _attach(self, policy: Policy) -> None:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from aura_ros.backbones.openvla_oft.config import EMBEDDED
 from aura_ros.backbones.openvla_oft.processing import encode_jpeg
+from aura_ros.memory.config import UNTRAINED
 from aura_ros.sim.libero import CAMERAS, CONTROL_PERIOD_NS, JOINT_NAMES, LiberoEnv, proprio
 from aura_ros.sim.suites import EpisodeConfig, EpisodeVoidError
 from aura_ros.training.demo_bags import Recording, index_bag, write_recording
@@ -288,7 +289,9 @@ def _policy(checkpoint: str) -> Policy:
 
     if checkpoint not in _loaded:
         _loaded.clear()
-        _loaded[checkpoint] = load_policy(backbone="compact", checkpoint=Path(checkpoint))
+        _loaded[checkpoint] = load_policy(
+            backbone="compact", checkpoint=Path(checkpoint), memory_checkpoint=UNTRAINED
+        )
     return _loaded[checkpoint]
 
 

@@ -36,8 +36,8 @@ from aura_ros.training.train import Memory, build, run_memory
 # A tenth of the states, with all their episodes, is for validation.
 VALIDATION_SHARE = 10
 MOMENTUM = 0.98
-# Size up to which a residual is penalised by its square where the cue was left out, in units of normalised actions.
-SILENCE = 0.3
+# Size up to which a residual is penalised by its square where the cue was left out, controller units.
+SMALL = 0.3
 # Steps without a finite gradient after which a training has exploded.
 MOST_SKIPPED = 100
 
@@ -59,7 +59,7 @@ class ResidualTrainConfig:
     beta: float = option(
         1e-4, "weight of the code's KL divergence where actions are asked for", minimum=0.0, maximum=10.0
     )
-    gamma: float = option(0.02, "weight of the write rate", minimum=0.0, maximum=100.0)
+    gamma: float = option(0.04, "weight of the write rate", minimum=0.0, maximum=100.0)
     opened: float = option(
         0.4, "share of the steps, the first, with the gate held open", minimum=0.0, maximum=1.0
     )
@@ -92,6 +92,12 @@ class ResidualTrainConfig:
     )
     silence: float = option(
         3.0, "weight of the residual's size where the cue was left out", minimum=0.0, maximum=100.0
+    )
+    bound: float = option(
+        10.0,
+        "weight of what a residual takes the backbone's action beyond one controller unit by",
+        minimum=0.0,
+        maximum=1e4,
     )
     validate_every: int = option(250, "steps between validations", minimum=1, maximum=10_000_000)
 
@@ -194,7 +200,7 @@ class ResidualTrainer:
         # Either target costs the same L1 on average: nothing else keeps silence from becoming one of them. Small changes
         # are nearly free, for all that the backbone does not know is not the cue.
         untold = gap[batch.asked & ~batch.told]
-        silent = _mean(huber_loss(untold, torch.zeros_like(untold), reduction="none", delta=SILENCE))
+        silent = _mean(huber_loss(untold, torch.zeros_like(untold), reduction="none", delta=SMALL))
         asked = batch.asked.any(dim=-1)
         kl = 0.5 * (mu.square() + logvar.exp() - 1 - logvar).sum(-1)[asked].mean()
         rate = (done.gate * batch.valid).sum() / batch.valid.sum()
@@ -203,8 +209,12 @@ class ResidualTrainer:
         penalised = self._penalised(opened)
         # There no error holds it, and a chunk beyond the limit is a fault even if nobody executes it.
         rest = _mean(output[(batch.valid > 0) & ~asked].abs())
-        total = miss + config.silence * silent + config.beta * kl + config.rest * rest
-        total = total + config.gamma * penalised * rate * self.base_error
+        # A chunk beyond the policy's limit is a fault; L1 is as content with one past the target as with one short of it.
+        reach = batch.base.abs().clamp(min=1.0)
+        beyond = _mean(((batch.base + output).abs() - reach).clamp(min=0.0)[batch.valid > 0])
+        total = miss + config.silence * silent + config.bound * beyond + config.beta * kl + config.rest * rest
+        if penalised:
+            total = total + config.gamma * penalised * rate * self.base_error
         self.optimiser.zero_grad(set_to_none=True)
         total.backward()
         if opened:
@@ -289,20 +299,20 @@ class ResidualTrainer:
                 base[row, rows] = data.base[episode, first:last]
                 target[row, rows] = data.target[episode, first:last]
                 at += last - first
-            if untold[row]:
-                target[row] = np.where(np.isfinite(target[row]), base[row], np.nan)
         if rng is not None:
             hidden += self.config.state_noise * rng.standard_normal(hidden.shape, np.float32)
         valid = np.arange(longest) < lengths[:, None]
         hidden[~valid] = 0.0
         asked = np.isfinite(target) & valid[..., None]
+        told = ~np.array(untold)[:, None, None]
+        target = np.where(told, target, base)
         return _Batch(
             torch.from_numpy(hidden.astype(np.float32)),
             torch.from_numpy(base),
             torch.from_numpy(np.where(asked, target, 0.0).astype(np.float32)),
             torch.from_numpy(asked),
             torch.from_numpy(valid.astype(np.float32)),
-            torch.from_numpy(~np.array(untold))[:, None, None],
+            torch.from_numpy(told),
         )
 
     def _pieces(

@@ -117,7 +117,7 @@ def index_rollout(path: Path, spec: ActionSpec = LIBERO_ACTION_SPEC) -> Rollout:
     if not streams[BASE] and info is not None and not info.memory_checkpoint.startswith("untrained"):
         raise UserError(
             f"bag '{path}' is of a policy with memory '{info.memory_checkpoint}', which changed its chunks; record it with "
-            "an untrained memory, whose residual is zero"
+            "memory.checkpoint:=untrained, whose residual is zero"
         )
     chunks = streams[BASE] or streams[CHUNK]
     if not streams["action"] and not streams["plan"]:

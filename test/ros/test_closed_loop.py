@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -180,17 +181,18 @@ def episode(ros_domain, tmp_path_factory):
 
 
 @needs_libero
-def test_the_shipped_policy_solves_a_held_out_state_and_pictures_what_the_gate_saw(ros_domain, tmp_path):
-    run = AuraSim(
-        tmp_path, "--init-state", "40", "--record", str(tmp_path / "bag"), "--json", str(tmp_path / "s.json")
-    )
+def test_the_demo_acts_on_what_it_saw_and_pictures_what_the_gate_saw(ros_domain, tmp_path):
+    demo = re.search(r"bin/aura sim (.*)", (ROOT / "Makefile").read_text())[1].split()
+    run = AuraSim(tmp_path, *demo, "--record", str(tmp_path / "bag"), "--json", str(tmp_path / "s.json"))
     try:
         assert run.wait() == 0, run.stderr
     finally:
         run.close()
     summary = json.loads((tmp_path / "s.json").read_text())
     assert (summary["success"], summary["reason"], summary["trained"]) == (True, "success", True)
-    assert summary["steps"] < 200
+    assert summary["steps"] < 250
+    # While the mug was lit.
+    assert [step for step in summary["fired_steps"] if 84 <= step < 104]
     first, *seen, last = (np.asarray(Image.open(tmp_path / path)) for path in summary["frames"])
     assert first.shape == last.shape == (256, 512, 3)
     assert np.abs(first.astype(int) - last).mean() > 2
@@ -208,12 +210,12 @@ def test_real_episode_ends_with_a_complete_summary(episode):
     assert summary["success"] is False
     assert (summary["steps"], summary["queries"], summary["memory_steps"]) == (80, 10, 10)
     assert summary["state_bytes_first"] == summary["state_bytes_last"] == 4224
-    assert 0 < summary["writes"] <= 10
+    assert 0 <= summary["writes"] <= 10
     assert summary["writes_per_second"] == pytest.approx(summary["writes"] / 4.0)
     assert 0 < summary["latency_ms"]["p50"] <= summary["latency_ms"]["p95"] <= summary["latency_ms"]["p99"]
     assert summary["bag"] == str(episode.folder / "bag")
     assert summary["bag"] in episode.out.read_text()
-    assert "untrained" in episode.out.read_text()
+    assert "untrained" not in episode.out.read_text()
     assert episode.survivors == []
 
 

@@ -18,6 +18,7 @@ from safetensors.numpy import load_file
 
 from aura_ros.backbones.registry import shipped_checkpoint
 from aura_ros.memory.state_file import write_state
+from aura_ros.policy.loading import shipped_memory
 
 # Paths that name no file that could be: each must be answered, and the node stay up.
 NO_FILES = ("/", ".", "/etc/hostname/x.safetensors", "/tmp/" + 256 * "a", "/no/where/m.safetensors")
@@ -197,7 +198,12 @@ def test_a_state_of_other_weights_is_refused(ros, running, tmp_path):
     path = str(tmp_path / "state.safetensors")
     running.driver.query(0)
     assert running.driver.call("save_memory", path=path).success
-    other = loop(ros, driver_options={"namespace": "/other"}, namespace="/other", seed=1)
+    other = loop(
+        ros,
+        driver_options={"namespace": "/other"},
+        namespace="/other",
+        memory__checkpoint="untrained",
+    )
     answer = other.driver.call("load_memory", path=path)
     assert not answer.success
     assert "belongs to weights" in answer.message
@@ -307,7 +313,7 @@ def test_a_late_subscriber_gets_the_info_and_every_epoch_renews_it(ros, running)
     assert (info.backbone, info.trained, info.hidden_dim) == ("compact", True, 160)
     assert (info.dk, info.dv, info.state_bytes, info.memory_variant) == (32, 32, 4224, "aura")
     assert (info.horizon, info.memory_step_period) == (8, 8)
-    assert (info.checkpoint, info.memory_checkpoint) == (str(shipped_checkpoint()), "untrained:seed=0")
+    assert (info.checkpoint, info.memory_checkpoint) == (str(shipped_checkpoint()), str(shipped_memory()))
     assert info.memory_hash == policy.memory.weights_hash
     assert list(info.names) == list(policy.backbone.info.action.names)
     assert info.gate_threshold == 0.5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 
 import numpy as np
 import pytest
@@ -49,6 +50,7 @@ def line(arm, success, state=0, cue=0, wrong=False, **changes):
         "state_bytes_last": 4224,
         "fired_steps": [24, 80] if arm == "aura" else [],
         "ms_per_query": 30.0,
+        "problem": "",
         "identity": "x",
         **changes,
     }
@@ -77,8 +79,7 @@ def line(arm, success, state=0, cue=0, wrong=False, **changes):
         (["--split", "both"], "split 'both' is unknown; choose one of auto, official, displaced"),
         (["--arms", "base", "--tasks", "7"], "tasks '7' is not allowed"),
         (["--memories", "nowhere"], "arm 'kv' needs '"),
-        (["--arms", "base", "--checkpoint", "none.safetensors"], "none.safetensors"),
-        (["--arms", "base,aura"], "memories is not given: all arms but base and oracle have weights"),
+        (["--checkpoint", "none.safetensors"], "none.safetensors"),
     ],
 )
 def test_mistakes_are_one_line_and_make_nothing(panel, given, said, tmp_path):
@@ -86,6 +87,12 @@ def test_mistakes_are_one_line_and_make_nothing(panel, given, said, tmp_path):
     assert (status, error.count("\n")) == (2, 1)
     assert said in error
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_shipped_memories_are_of_no_other_backbone(panel, tmp_path):
+    status, _, error = panel("--backbone", "openvla_oft", "--checkpoint", tmp_path)
+    assert (status, error.count("\n")) == (2, 1)
+    assert "memories is not given: the shipped ones are not of backbone 'openvla_oft'" in error
 
 
 def test_the_arms_without_a_file_need_none_and_states_are_those_held_out():
@@ -131,13 +138,14 @@ def test_the_bootstrap_equals_its_definition():
 def test_failures_are_split_and_writes_compared_by_rate():
     lines = [line(arm, True, s, c) for arm in ("aura", "kv") for s in range(3) for c in (0, 1)]
     lines += [line("base", c == 0, s, c, wrong=c == 1 and s < 2) for s in range(3) for c in (0, 1)]
+    lines += [line("base", False, 3, 0, problem="action chunk rejected"), line("base", True, 3, 1)]
     table = {(row[0], row[2]): row for row in rows(lines)}
     aura, base = table["cue_place", "aura"], table["cue_place", "base"]
     assert aura[3] == "6/6 = 100 %"
-    assert aura[8] == "2.0 of 25.0"
-    assert (aura[10], aura[11]) == ("12.5x", "7.5x")
-    assert aura[12] == "100 %"
-    assert (base[5], base[6]) == ("2", "1")
+    assert aura[9] == "2.0 of 25.0"
+    assert (aura[11], aura[12]) == ("12.5x", "7.5x")
+    assert aura[13] == "100 %"
+    assert base[5:8] == ("2", "1", "1")
     assert ("all cue tasks", "aura") in table
     assert any(said.startswith("cue tasks, delay 80, aura less base: +50") for said in verdicts(lines))
 
@@ -251,3 +259,43 @@ def test_a_base_that_is_not_what_was_published_ends_the_panel_before_any_claim(p
     assert not (tmp_path / "p.jsonl").exists()
     # Its episodes are kept for the next try.
     assert len((tmp_path / "p.base.jsonl").read_text().splitlines()) == 20
+
+
+@pytest.mark.slow
+@needs_libero
+def test_a_moment_is_played_by_every_arm_and_again_to_the_same_end(panel, tmp_path):
+    call = [
+        "--arms",
+        "base,aura,first-k",
+        "--suites",
+        "cue_place",
+        "--episodes",
+        2,
+        "--delays",
+        20,
+        "--jobs",
+        1,
+    ]
+    status, out, error = panel(*call, "--out", "one.jsonl")
+    assert status == 0, error
+    lines = [json.loads(text) for text in (tmp_path / "one.jsonl").read_text().splitlines()]
+    assert len(lines) == 6
+    by = {(found["arm"], found["cue"]): found for found in lines}
+    for cue in (0, 1):
+        aura, first = by["aura", cue], by["first-k", cue]
+        assert aura["state_bytes_first"] == aura["state_bytes_last"] == 4224
+        assert aura["writes"] == len(aura["fired_steps"]) == first["writes"] > 0
+        assert aura["problem"] == ""
+        assert first["fired_steps"] == [8 * query for query in range(first["writes"])]
+        assert by["base", cue]["writes"] == 0
+        assert aura["cue_steps"][1] + 20 == aura["held"] == by["base", cue]["held"]
+    assert "cue_place" in out
+    assert panel(*call, "--out", "two.jsonl")[0] == 0
+    again = [json.loads(text) for text in (tmp_path / "two.jsonl").read_text().splitlines()]
+    for one, other in zip(lines, again, strict=True):
+        one.pop("ms_per_query"), other.pop("ms_per_query")
+        assert one == other
+    # Nothing is left to do.
+    before = (tmp_path / "one.jsonl").read_bytes()
+    assert panel(*call, "--out", "one.jsonl")[0] == 0
+    assert (tmp_path / "one.jsonl").read_bytes() == before

@@ -1,0 +1,63 @@
+"""The memories that the package carries: what loads by default, whose they are, and documents that speak of these files."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from aura_ros.backbones.openvla_oft.checkpoint import load_checkpoint
+from aura_ros.backbones.registry import shipped_checkpoint
+from aura_ros.bench.arms import TRAINED, load_arm
+from aura_ros.errors import UserError
+from aura_ros.policy import load_policy
+from aura_ros.policy.loading import shipped_memory
+
+ROOT = Path(__file__).resolve().parents[2]
+MEMORIES = ROOT / "checkpoints" / "memories"
+
+
+@pytest.fixture(scope="module")
+def tool():
+    """tools/update_closed_loop.py as a module."""
+    spec = importlib.util.spec_from_file_location(
+        "update_closed_loop", ROOT / "tools" / "update_closed_loop.py"
+    )
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_gated_one_is_what_loads_with_the_shipped_policy_and_untrained_can_be_had():
+    policy = load_policy(backbone="compact")
+    assert Path(policy.memory_checkpoint) == shipped_memory()
+    assert policy.memory.config.backbone == policy.backbone.info.checkpoint_hash
+    assert (policy.memory.state_bytes, policy.memory.config.memory_step_period) == (4224, 8)
+    assert load_policy(backbone="compact", memory_checkpoint="untrained").memory_checkpoint == ""
+    # By the backbone's hash, not by how it was named; what it does not fit goes without.
+    assert (
+        Path(load_policy(backbone="compact", checkpoint=shipped_checkpoint()).memory_checkpoint)
+        == shipped_memory()
+    )
+    others = [{"memory_state_dim": 16}, {"memory_step_period": 1}, {"checkpoint": "random"}]
+    assert {load_policy(backbone="compact", **other).memory_checkpoint for other in others} == {""}
+
+
+def test_every_arm_of_the_panel_has_one_of_the_shipped_policy():
+    backbone = load_checkpoint(shipped_checkpoint()).sha256()
+    assert {path.stem for path in MEMORIES.glob("*.safetensors")} == set(TRAINED)
+    for arm in TRAINED:
+        assert load_arm(MEMORIES / f"{arm}.safetensors").config.backbone == backbone, arm
+
+
+def test_their_card_is_what_the_tool_makes_of_the_files(tool):
+    assert tool.card(tool.CARD.read_text()) == tool.CARD.read_text()
+
+
+def test_where_it_is_missing_that_is_said(monkeypatch, tmp_path):
+    monkeypatch.setattr("aura_ros.policy.loading.share_directory", lambda: tmp_path)
+    with pytest.raises(
+        UserError, match=r"the shipped memory '.*aura.safetensors' is missing; install the package"
+    ):
+        load_policy(backbone="compact")
