@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 
 from aura_ros.backbones.openvla_oft.checkpoint import load_checkpoint
 from aura_ros.backbones.registry import shipped_checkpoint
-from aura_ros.bench.arms import TRAINED, load_arm
+from aura_ros.bench.arms import TRAINED, WITHOUT, arm_file, load_arm
 from aura_ros.errors import UserError
 from aura_ros.policy import load_policy
 from aura_ros.policy.loading import shipped_memory
@@ -51,8 +52,21 @@ def test_every_arm_of_the_panel_has_one_of_the_shipped_policy():
         assert load_arm(MEMORIES / f"{arm}.safetensors").config.backbone == backbone, arm
 
 
-def test_their_card_is_what_the_tool_makes_of_the_files(tool):
+def test_card_and_document_are_what_the_tool_makes_of_the_files(tool):
     assert tool.card(tool.CARD.read_text()) == tool.CARD.read_text()
+    assert tool.document(tool.DOCUMENT.read_text()) == tool.DOCUMENT.read_text()
+
+
+def test_the_panel_is_of_held_out_states_and_of_these_memories(tool):
+    lines = tool.lines()
+    assert {line["init_state"] for line in lines} <= set(range(40, 50))
+    backbone = load_checkpoint(shipped_checkpoint()).sha256()
+    for arm in {line["arm"] for line in lines}:
+        weights = "" if arm in WITHOUT else f"-{crc32(arm_file(MEMORIES, arm).read_bytes()):08x}"
+        assert {line["identity"] for line in lines if line["arm"] == arm} == {f"{backbone[:16]}-256{weights}"}
+    for line in lines:
+        if line["arm"] == "aura":
+            assert line["state_bytes_first"] == line["state_bytes_last"] == 4224
 
 
 def test_where_it_is_missing_that_is_said(monkeypatch, tmp_path):
