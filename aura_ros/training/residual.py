@@ -95,7 +95,7 @@ class ResidualTrainConfig:
     )
     bound: float = option(
         10.0,
-        "weight of what a residual takes the backbone's action beyond one controller unit by",
+        "weight of what a residual takes the action beyond one controller unit by, or beyond all that is asked for",
         minimum=0.0,
         maximum=1e4,
     )
@@ -159,6 +159,8 @@ class ResidualTrainer:
         self.optimiser = torch.optim.AdamW(
             self.module.parameters(), lr=config.lr, weight_decay=config.weight_decay
         )
+        # Joint positions are asked for beyond one unit; deltas are not.
+        self.reach = max(1.0, float(np.nanmax(np.abs(data.target))))
         self.weights = _episode_weights(data, self.held)
         self.alike = _alike(data, self.held)
         self.step = self.skipped = 0
@@ -210,7 +212,7 @@ class ResidualTrainer:
         # There no error holds it, and a chunk beyond the limit is a fault even if nobody executes it.
         rest = _mean(output[(batch.valid > 0) & ~asked].abs())
         # A chunk beyond the policy's limit is a fault; L1 is as content with one past the target as with one short of it.
-        reach = batch.base.abs().clamp(min=1.0)
+        reach = batch.base.abs().clamp(min=self.reach)
         beyond = _mean(((batch.base + output).abs() - reach).clamp(min=0.0)[batch.valid > 0])
         total = miss + config.silence * silent + config.bound * beyond + config.beta * kl + config.rest * rest
         if penalised:
