@@ -22,19 +22,8 @@ PAPER = {
     "aura": "0.233, 504 writes (7.0x fewer), 4,224 bytes",
 }
 HEADER = (
-    *(
-        "tasks",
-        "delay",
-        "arm",
-        "success",
-        "95 %",
-        "wrong",
-        "rejected",
-        "other",
-        "less base",
-        "writes",
-        "a second",
-    ),
+    *("tasks", "delay", "arm", "success", "95 %", "wrong", "rejected", "other"),
+    *("less base", "writes", "a second"),
     *("fewer than kv", "when active", "in the cue", "bytes first", "last", "ms a query"),
 )
 

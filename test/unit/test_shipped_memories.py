@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from zlib import crc32
 
@@ -14,6 +13,7 @@ from aura_ros.bench.arms import TRAINED, WITHOUT, arm_file, load_arm
 from aura_ros.errors import UserError
 from aura_ros.policy import load_policy
 from aura_ros.policy.loading import shipped_memory
+from tools import load_tool
 
 ROOT = Path(__file__).resolve().parents[2]
 MEMORIES = ROOT / "checkpoints" / "memories"
@@ -22,12 +22,7 @@ MEMORIES = ROOT / "checkpoints" / "memories"
 @pytest.fixture(scope="module")
 def tool():
     """tools/update_closed_loop.py as a module."""
-    spec = importlib.util.spec_from_file_location(
-        "update_closed_loop", ROOT / "tools" / "update_closed_loop.py"
-    )
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_tool("update_closed_loop")
 
 
 def test_the_gated_one_is_what_loads_with_the_shipped_policy_and_untrained_can_be_had():
@@ -67,6 +62,21 @@ def test_the_panel_is_of_held_out_states_and_of_these_memories(tool):
     for line in lines:
         if line["arm"] == "aura":
             assert line["state_bytes_first"] == line["state_bytes_last"] == 4224
+
+
+def test_the_readme_says_what_the_panel_says(tool):
+    cued = [line for line in tool.lines() if line["task"].startswith("cue_")]
+    arms = {arm: [line for line in cued if line["arm"] == arm] for arm in ("base", "aura", "swap")}
+    good = {arm: f"{sum(line['success'] for line in own)} of {len(own)}" for arm, own in arms.items()}
+    writes = sum(line["writes"] for line in arms["aura"]) / len(arms["aura"])
+    turned = sum(line["wrong"] for line in arms["swap"])
+    assert turned == sum(line["wrong"] or line["success"] for line in arms["swap"])
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    assert (
+        f"{good['base']} episodes succeed without it and {good['aura']} with it, at {writes:.1f} writes an episode"
+        in readme
+    )
+    assert f"it goes to the other target in all {turned}" in readme
 
 
 def test_where_it_is_missing_that_is_said(monkeypatch, tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 
@@ -13,19 +12,10 @@ from aura_ros.backbones.registry import load_backbone, shipped_checkpoint
 from aura_ros.errors import UserError
 from aura_ros.sim.suites import INIT_STATES_PER_TASK
 from aura_ros.training.collection import TRAINED_STATES
+from tools import load_tool
 
 ROOT = Path(__file__).resolve().parents[2]
 CARD = ROOT / "checkpoints" / "README.md"
-
-
-def tool():
-    """tools/update_model_card.py as a module."""
-    spec = importlib.util.spec_from_file_location(
-        "update_model_card", ROOT / "tools" / "update_model_card.py"
-    )
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_it_is_what_loads_without_a_name_trained_and_small():
@@ -40,8 +30,26 @@ def test_it_is_what_loads_without_a_name_trained_and_small():
 
 def test_its_card_is_what_the_tool_makes_of_the_file_and_its_results():
     # The tool refuses results of another file.
-    assert tool().card(CARD.read_text()) == CARD.read_text()
+    assert load_tool("update_model_card").card(CARD.read_text()) == CARD.read_text()
     assert load_checkpoint(shipped_checkpoint()).sha256() in CARD.read_text()
+
+
+def test_the_readme_says_what_the_results_say():
+    lines = map(json.loads, (ROOT / "results" / "policy" / "eval.jsonl").read_text().splitlines())
+    counts = {}
+    for line in lines:
+        if line["arm"] == "policy":
+            split = (
+                "told" if line["instruction_of"] >= 0 else "displaced" if line["displaced"] else "official"
+            )
+            good, tried = counts.get(split, (0, 0))
+            counts[split] = good + line["success"], tried + 1
+    said = {split: f"{good} of {tried}" for split, (good, tried) in counts.items()}
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    assert (
+        f"{said['official']} held-out official states, {said['displaced']} with moved objects, and fetches what it is told "
+        f"instead in {said['told']}" in readme
+    )
 
 
 def test_it_was_judged_on_states_that_no_demonstration_has():
