@@ -86,5 +86,5 @@ def writes(lines: Sequence[Result], folder: Path) -> Path:
             )
         axes.set(title=suite, xlabel="control steps since the cue began", yticks=[])
     all_axes[0][0].set_ylabel("episodes")
-    all_axes[0][-1].legend(fontsize=7, loc="upper right")
+    legend(all_axes[0][-1])
     return save(figure, folder / "panel_writes.png")
