@@ -47,7 +47,8 @@ class TrainMemory:
     steps: Annotated[int, _text("gradient steps", "INT")] = 4000
     batch: Annotated[int, _text("episodes a step", "INT")] = 64
     lr: Annotated[float, _text("learning rate at its peak", "FLOAT")] = 2e-3
-    gamma: Annotated[float, _text("weight of the write rate", "FLOAT")] = 0.04
+    weight_decay: Annotated[float, _text("AdamW's", "FLOAT")] = 0.5
+    gamma: Annotated[float, _text("weight of the write rate", "FLOAT")] = 0.02
     state_dim: Annotated[int, _text("N: rows and columns of W; 32 is 4,224 bytes of state", "INT")] = 32
     write_rate: Annotated[
         float, _text("of the arms random and periodic; best what aura's came to", "FLOAT")
@@ -71,7 +72,12 @@ def run_train_memory(command: TrainMemory) -> int:
     from aura_ros.training.rollouts import RolloutFolder, load_rollouts
 
     config = ResidualTrainConfig(
-        steps=command.steps, batch=command.batch, lr=command.lr, gamma=command.gamma, seed=command.seed
+        steps=command.steps,
+        batch=command.batch,
+        lr=command.lr,
+        weight_decay=command.weight_decay,
+        gamma=command.gamma,
+        seed=command.seed,
     )
     # As many as the results depend on, to the last bit.
     torch.set_num_threads(1)
@@ -97,10 +103,11 @@ def run_train_memory(command: TrainMemory) -> int:
     weights_hash = save_memory(trainer.finished(), command.out)
     if command.json is not None:
         write_json(command.json, {"config": dataclasses.asdict(config), "course": trainer.course})
-    error, rate = trainer.validate()
+    error, rate, (wrote, cued) = trainer.judge()
+    cues = f", fired in the cue in {wrote} of {cued} episodes" if cued else ""
     sys.stdout.write(
         f"{command.out}: {command.arm}, held out error {error:.3f} of the backbone's, writes {100 * rate:.1f} % of the "
-        f"queries; hash {weights_hash[:12]}; {state} may be deleted\n"
+        f"queries{cues}; hash {weights_hash[:12]}; {state} may be deleted\n"
     )
     return 0
 

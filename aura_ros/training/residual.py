@@ -9,13 +9,11 @@ B = batch, Q = queries.
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn.functional import huber_loss
@@ -26,15 +24,13 @@ from aura_ros.memory.baseline_config import BaselineConfig
 from aura_ros.memory.baselines import Recalled
 from aura_ros.memory.config import GATED_VARIANTS, MemoryConfig
 from aura_ros.memory.module import logistic_noise
-from aura_ros.sim.cues import BETWEEN, FLASH
 from aura_ros.training.objective import learning_rate
 from aura_ros.training.rollouts import RolloutData
 from aura_ros.training.scan import Sequence
+from aura_ros.training.selection import alike, before_cue, cue_queries, episode_weights, held_out
 from aura_ros.training.settings import SMALLEST_LR
 from aura_ros.training.train import Memory, build, run_memory
 
-# A tenth of the states, with all their episodes, is for validation.
-VALIDATION_SHARE = 10
 MOMENTUM = 0.98
 # Size up to which a residual is penalised by its square where the cue was left out, controller units.
 SMALL = 0.3
@@ -54,12 +50,14 @@ class ResidualTrainConfig:
     lr_floor: float = option(
         0.02, "learning rate at the end, as a share of the peak", minimum=0.0, maximum=1.0
     )
-    weight_decay: float = option(0.01, "AdamW's", minimum=0.0, maximum=10.0)
+    weight_decay: float = option(
+        0.5, "AdamW's: at 0.01 an attention cache fits what it is trained on alone", minimum=0.0, maximum=10.0
+    )
     clip: float = option(1.0, "largest norm of the gradient", minimum=1e-6, maximum=1e6)
     beta: float = option(
         1e-4, "weight of the code's KL divergence where actions are asked for", minimum=0.0, maximum=10.0
     )
-    gamma: float = option(0.04, "weight of the write rate", minimum=0.0, maximum=100.0)
+    gamma: float = option(0.02, "weight of the write rate", minimum=0.0, maximum=100.0)
     opened: float = option(
         0.4, "share of the steps, the first, with the gate held open", minimum=0.0, maximum=1.0
     )
@@ -147,7 +145,7 @@ class ResidualTrainer:
                     f"memory {field} is {getattr(memory, field)}, the rollouts have {wanted}; make it so"
                 )
         self.config, self.data = config, data
-        self.held = np.array([_held_out(line) for line in data.lines])
+        self.held = np.array([held_out(line) for line in data.lines])
         if self.held.all():
             self.held[:] = False
         rows = np.concatenate([data.hidden[e, :n] for e, n in enumerate(data.lengths) if not self.held[e]])
@@ -161,8 +159,8 @@ class ResidualTrainer:
         )
         # Joint positions are asked for beyond one unit; deltas are not.
         self.reach = max(1.0, float(np.nanmax(np.abs(data.target))))
-        self.weights = _episode_weights(data, self.held)
-        self.alike = _alike(data, self.held)
+        self.weights = episode_weights(data, self.held)
+        self.alike = alike(data, self.held)
         self.step = self.skipped = 0
         # Running L1 of the backbone and of both together; what the latter was when the gate was let go.
         self.base_error = self.error = math.nan
@@ -270,9 +268,14 @@ class ResidualTrainer:
         slack = self.config.slack * self.base_error
         return min(max((self.reached + slack - self.error) / slack, 0.0), 1.0)
 
-    @torch.no_grad()
     def validate(self) -> tuple[float, float]:
         """Error, as a share of the backbone's, and write rate, on the episodes held out, or on all where there are none."""
+        error, rate, _ = self.judge()
+        return error, rate
+
+    @torch.no_grad()
+    def judge(self) -> tuple[float, float, tuple[int, int]]:
+        """As `validate`; and in how many of the cue episodes a query that saw the cue was written, and of how many."""
         episodes = np.flatnonzero(self.held) if self.held.any() else np.arange(len(self.held))
         self.module.eval()
         batch = self._batch(episodes, None)
@@ -280,8 +283,11 @@ class ResidualTrainer:
         output, _, _ = _head(self.module, done)
         miss = (batch.base + output - batch.target)[batch.asked].abs().mean()
         alone = (batch.base - batch.target)[batch.asked].abs().mean()
-        rate = (done.fired * batch.valid).sum() / batch.valid.sum()
-        return float(miss / alone), float(rate)
+        fired = (done.fired * batch.valid).numpy() > 0
+        rate = fired.sum() / float(batch.valid.sum())
+        seen = [cue_queries(self.data.lines[episode], self.data.head) for episode in episodes]
+        wrote = [bool(fired[row, queries].any()) for row, queries in enumerate(seen) if queries]
+        return float(miss / alone), float(rate), (sum(wrote), len(wrote))
 
     def _batch(self, episodes: Any, rng: np.random.Generator | None) -> _Batch:
         """rng: of training's noise, and of where episodes begin; None: they are as they were."""
@@ -329,7 +335,7 @@ class ResidualTrainer:
             return [(episode, 0, length)], False
         other = int(rng.choice(self.alike[episode])) if rng.random() < self.config.recombine else episode
         # An episode may begin at any time before its cue: time itself must tell nothing.
-        before = _before_cue(data.lines[other], data.head)
+        before = before_cue(data.lines[other], data.head)
         first = int(rng.integers(0, before + 1))
         untold = rng.random() < self.config.untold
         last = before if untold else self._held_queries(other)
@@ -361,36 +367,3 @@ def _mean(values: Tensor) -> Tensor:
 def _head(module: Memory, done: Sequence | Recalled) -> tuple[Tensor, Tensor, Tensor]:
     output: tuple[Tensor, Tensor, Tensor] = module.head(done.reads, done.encoded)
     return output
-
-
-def _held_out(line: dict[str, Any]) -> bool:
-    """By the state: episodes that share one, for they differ in the cue alone, are all held out or none is."""
-    state = f"{line.get('suite')} {line.get('task')} {line.get('fixture_seed', line.get('id'))}"
-    return zlib.crc32(state.encode()) % VALIDATION_SHARE == 0
-
-
-def _alike(data: RolloutData, held: Any) -> list[npt.NDArray[np.int64]]:
-    """For each episode, those that are trained on and have its task and cue."""
-    kinds = [(line.get("suite"), line.get("task"), line.get("cue")) for line in data.lines]
-    groups: dict[Any, list[int]] = {}
-    for episode, kind in enumerate(kinds):
-        if not held[episode]:
-            groups.setdefault(kind, []).append(episode)
-    return [np.array(groups.get(kind, [episode])) for episode, kind in enumerate(kinds)]
-
-
-def _before_cue(line: dict[str, Any], head: dict[str, Any]) -> int:
-    """Queries before the first that may see the cue."""
-    cue = line.get("cue_steps") or [0, 0]
-    # There another flash tells too, and comes before the one that is noted.
-    first = cue[0] - (FLASH + BETWEEN[1] if line.get("suite") == "cue_order" else 0)
-    return max(0, first // int(head["memory_step_period"]))
-
-
-def _episode_weights(data: RolloutData, held: Any) -> Any:
-    """How often an episode is drawn: every suite as often as any other, those held out never."""
-    suites = np.array([str(line.get("suite", "")) for line in data.lines])
-    weights = np.array([0.0 if h else 1.0 for h in held])
-    for suite in set(suites):
-        weights[suites == suite] /= max(weights[suites == suite].sum(), 1e-12)
-    return weights / weights.sum()

@@ -65,7 +65,7 @@ def test_the_panel_is_of_held_out_states_and_of_these_memories(tool):
 
 
 def test_the_readme_says_what_the_panel_says(tool):
-    cued = [line for line in tool.lines() if line["task"].startswith("cue_")]
+    cued = [line for line in tool.lines() if line["task"].startswith("cue_") and line["delay"] == 80]
     arms = {arm: [line for line in cued if line["arm"] == arm] for arm in ("base", "aura", "swap")}
     good = {arm: f"{sum(line['success'] for line in own)} of {len(own)}" for arm, own in arms.items()}
     writes = sum(line["writes"] for line in arms["aura"]) / len(arms["aura"])
@@ -77,6 +77,12 @@ def test_the_readme_says_what_the_panel_says(tool):
         in readme
     )
     assert f"it goes to the other target in all {turned}" in readme
+    late = [line for line in tool.lines() if line["delay"] == 800]
+    good = {arm: [line["success"] for line in late if line["arm"] == arm] for arm in ("aura", "kv")}
+    assert (
+        f"it is {sum(good['aura'])} of {len(good['aura'])}, where attention over everything guesses" in readme
+    )
+    assert f"guesses, {sum(good['kv'])} of {len(good['kv'])}" in readme
 
 
 def test_where_it_is_missing_that_is_said(monkeypatch, tmp_path):

@@ -147,8 +147,10 @@ def test_the_gate_writes_what_it_needs_and_little_else(rollouts):
     data = load_rollouts([rollouts])
     trainer = ResidualTrainer(data, memory(), ResidualTrainConfig(steps=600, batch=16, gamma=0.1))
     trainer.train()
-    error, rate = trainer.validate()
+    error, rate, (wrote, cued) = trainer.judge()
+    assert (error, rate) == trainer.validate()
     assert error < 0.35
+    assert wrote == cued > 0
     # One of ten queries shows the cue.
     assert 0.05 < rate < 0.35
 
