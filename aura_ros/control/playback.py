@@ -84,11 +84,12 @@ class Playback:
     Offer chunks as they come; ask for the next row once a period. Times are nanoseconds of the clock of the stamps.
 
     timeout_ns: without a fresh chunk for so long, `timed_out`. cross_fade: rows over which a new chunk takes over from the
-    old one's; 0: at once.
+    old one's; 0: at once. unfaded: columns that take over at once all the same: half a gripper is neither plan.
     """
 
     timeout_ns: int
     cross_fade: int = 0
+    unfaded: tuple[int, ...] = ()
     chunk: Rows | None = None
     _next: int = 0  # row of the chunk to be played next
     _first: bool = False
@@ -143,6 +144,7 @@ class Playback:
         share = (np.arange(1, count + 1, dtype=np.float32) / np.float32(count + 1))[:, None]
         faded = data.copy()
         faded[start : start + count] = (1 - share) * old + share * data[start : start + count]
+        faded[:, list(self.unfaded)] = data[:, list(self.unfaded)]
         return faded
 
     def next_row(self, now_ns: int) -> Row | None:

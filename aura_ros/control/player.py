@@ -69,12 +69,20 @@ class Command:
 class Player:
     """Playback with limits, latched faults and stops. Not safe to use from several threads.
 
-    timeout_s, cross_fade: as in `Playback`.
+    timeout_s, cross_fade, unfaded: as in `Playback`. measures: whether a chunk needs measured positions to start from.
     """
 
-    def __init__(self, kind: ChunkKind, limits: Limits, timeout_s: float, cross_fade: int = 0) -> None:
-        self.kind, self.limits = kind, limits
-        self.playback = Playback(round(timeout_s * NS), cross_fade)
+    def __init__(
+        self,
+        kind: ChunkKind,
+        limits: Limits,
+        timeout_s: float,
+        cross_fade: int = 0,
+        unfaded: tuple[int, ...] = (),
+        measures: bool = False,
+    ) -> None:
+        self.kind, self.limits, self.measures = kind, limits, measures
+        self.playback = Playback(round(timeout_s * NS), cross_fade, unfaded)
         self.rejections = Rejections()
         self.fault = ""
         self.emergency = False
@@ -100,7 +108,8 @@ class Player:
     ) -> Taken:
         """Take a chunk, or count why not. What must not be played is a latched fault, never clamped.
 
-        measured: float32 [columns], the joint positions now; only positions need them.
+        measured: float32 [columns], the joint positions now; only positions need them. NaN: a column without a
+        measurement, whose first step is not judged.
         """
         if rows.epoch < self.playback.epoch:
             return self._counted(Taken(0, dropped="of an older epoch"))
@@ -113,7 +122,7 @@ class Player:
             self._latch(wrong)
             return self._counted(Taken(0, refused=wrong))
         before = self._target if self._target is not None and not self._stopping else measured
-        if self.kind.mode == ControlMode.JOINT_POSITION and before is None:
+        if self.measures and before is None:
             return self._counted(Taken(0, dropped=UNMEASURED))
 
         def judge(played: FloatArray) -> str:

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 
-NODES = ("policy_node", "libero_sim", "gate_recorder")
+NODES = ("policy_node", "libero_sim", "gate_recorder", "chunk_player")
 
 
 def main() -> None:

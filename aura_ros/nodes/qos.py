@@ -12,6 +12,12 @@ RELIABLE = QoSProfile(
 NEWEST_RELIABLE = QoSProfile(history=HistoryPolicy.KEEP_LAST, depth=1, reliability=ReliabilityPolicy.RELIABLE)
 # Sensor data in real time: the newest message, late ones dropped (REP-2003).
 SENSOR = QoSProfile(history=HistoryPolicy.KEEP_LAST, depth=1, reliability=ReliabilityPolicy.BEST_EFFORT)
+# Several publishers on one topic, each with some of the joints: none may push another's message out.
+SENSOR_QUEUE = QoSProfile(
+    history=HistoryPolicy.KEEP_LAST, depth=20, reliability=ReliabilityPolicy.BEST_EFFORT
+)
+# To a controller: the newest command, surely.
+COMMAND = QoSProfile(history=HistoryPolicy.KEEP_LAST, depth=1, reliability=ReliabilityPolicy.RELIABLE)
 LATCHED = QoSProfile(
     history=HistoryPolicy.KEEP_LAST,
     depth=1,

@@ -94,6 +94,15 @@ def test_cross_fade_goes_from_the_old_rows_to_the_new_ones_and_never_outside_bot
     assert np.allclose(values, [0.25, 0.5, 0.75, 1, 1, 1, 1, 1])
 
 
+def test_a_gripper_does_not_fade():
+    playback = Playback(timeout_ns=10**9, cross_fade=4, unfaded=(1,))
+    playback.offer(chunk(0, 0, value=np.zeros((8, 2))), 0)
+    playback.offer(chunk(1, 0, value=np.ones((8, 2))), 0)
+    rows = play(playback, 4)
+    assert [row.values[1] for row in rows] == [1.0] * 4
+    assert rows[0].values[0] < 0.5
+
+
 def test_time_out_is_counted_from_the_last_chunk_that_was_taken_and_never_before_the_first():
     playback = Playback(timeout_ns=10 * PERIOD)
     assert not playback.timed_out(10**18)

@@ -27,7 +27,8 @@ JOINTS = ("j1", "j2")
 
 
 def player(mode=ControlMode.JOINT_POSITION, columns=JOINTS, limits=None, timeout_s=0.5, cross_fade=0):
-    return Player(ChunkKind(columns, mode), limits or unbounded(columns), timeout_s, cross_fade)
+    measures = mode == ControlMode.JOINT_POSITION
+    return Player(ChunkKind(columns, mode), limits or unbounded(columns), timeout_s, cross_fade, (), measures)
 
 
 def offer(player, data, sequence=0, stamp=0, now=0, measured=(0.0, 0.0), epoch=1, **changed):
