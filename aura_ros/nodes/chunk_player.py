@@ -9,7 +9,7 @@ import traceback
 from typing import Any
 
 import numpy as np
-from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
+from diagnostic_msgs.msg import DiagnosticArray
 from rclpy.clock import Clock, ClockType
 from rclpy.duration import Duration
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
@@ -24,7 +24,7 @@ from aura_ros.control.player import Command, Kind, Player
 from aura_ros.control.statistics import SlidingWindow
 from aura_ros.errors import UserError
 from aura_ros.msg import ActionChunk, ChunkState
-from aura_ros.nodes import conversions, parameters, player_messages, qos
+from aura_ros.nodes import conversions, parameters, player_messages, player_status, qos
 from aura_ros.nodes.estop import EmergencyStop
 from aura_ros.nodes.player_config import PlayerConfig
 from aura_ros.nodes.runtime import run
@@ -35,12 +35,6 @@ IDLE_PERIOD_NS = 100_000_000
 TICKS_REMEMBERED = 2000
 # The last stop of a process that ends is waited for so long.
 LAST_WORDS_S = 0.5
-STATES = {
-    PlayState.IDLE: (DiagnosticStatus.OK, "idle"),
-    PlayState.PLAYING: (DiagnosticStatus.OK, "playing"),
-    PlayState.HOLDING: (DiagnosticStatus.WARN, "holding"),
-    PlayState.FAULT: (DiagnosticStatus.ERROR, "fault"),
-}
 
 
 class ChunkPlayer(LifecycleNode):
@@ -353,14 +347,8 @@ class ChunkPlayer(LifecycleNode):
 
     def _publish_state(self, command: Command | None) -> None:
         state, reason = self.player.state
-        msg = ChunkState(state=int(state), reason=reason)
+        msg = player_status.chunk_state(self.player, command)
         msg.header.stamp = self.get_clock().now().to_msg()
-        chunk = self.player.playback.chunk
-        if chunk is not None:
-            msg.epoch, msg.sequence = chunk.epoch, chunk.sequence
-            msg.rows_left = self.player.playback.rows_left
-        if command is not None and command.row is not None:
-            msg.row = command.row.row
         self._state_pub.publish(msg)
         if reason != self._said:
             self._said = reason
@@ -371,26 +359,18 @@ class ChunkPlayer(LifecycleNode):
 
     def _diagnose(self) -> None:
         state, reason = self.player.state
-        level, name = STATES[state]
-        if not self._active:
-            level, name, reason = DiagnosticStatus.OK, "inactive", ""
-        entry = DiagnosticStatus(
-            level=level,
-            name=f"{self.get_fully_qualified_name().lstrip('/')}: player",
-            message=f"{name}: {reason}" if reason else name,
-            hardware_id=self.get_fully_qualified_name(),
+        errors, periods = self.period_error_ms.percentiles(50, 99), self.period_ms.mean()
+        msg = player_status.diagnostics(
+            self.get_fully_qualified_name(),
+            (state, reason) if self._active else None,
+            {
+                "rate_hz": round(1e3 / periods, 3) if periods else 0.0,
+                "wanted_rate_hz": round(NS / self._period_ns, 3),
+                "period_error_ms p50": round(errors[0], 3),
+                "period_error_ms p99": round(errors[1], 3),
+                **{f"rejected {why}": count for why, count in self.player.rejections.items()},
+            },
         )
-        mean = self.period_ms.mean()
-        p50, p99 = self.period_error_ms.percentiles(50, 99)
-        values: list[tuple[str, object]] = [
-            ("rate_hz", round(1e3 / mean, 3) if mean else 0.0),
-            ("wanted_rate_hz", round(NS / self._period_ns, 3)),
-            ("period_error_ms p50", round(p50, 3)),
-            ("period_error_ms p99", round(p99, 3)),
-            *((f"rejected {why}", count) for why, count in self.player.rejections.items()),
-        ]
-        entry.values = [KeyValue(key=key, value=str(value)) for key, value in values]
-        msg = DiagnosticArray(status=[entry])
         msg.header.stamp = self.get_clock().now().to_msg()
         self._diagnostics_pub.publish(msg)
 

@@ -219,7 +219,9 @@ def test_joint_deltas_add_up_from_where_the_arm_is_and_over_a_splice_from_the_ta
     assert np.allclose(policy.commands[0].points[1].positions, [1.2, 2.2])
     policy.wait(lambda: policy.states and policy.states[-1].row >= 3, "some rows")
     policy.chunk(rows(*[0.1] * 20, columns=2), sequence=10_000, stamp=policy.now())
-    policy.wait(lambda: len(policy.commands) > 1, "the next trajectory")
+    policy.wait(
+        lambda: len(policy.commands) > 1 and policy.states[-1].sequence == 10_000, "the next trajectory"
+    )
     at = next(state.row for state in policy.states if state.sequence == 10_000)
     joined = policy.commands[1].points[0].positions[0]
     # The measured position never moved; the target did, by a row a tick.
