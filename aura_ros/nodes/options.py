@@ -37,6 +37,12 @@ POLICY_OPTIONS = {
     "gate_threshold": "gate__threshold",
     "action_limit": "action_limit",
 }
+# Of a policy on a robot, beside those.
+ROBOT_OPTIONS = {
+    "instruction": "instruction",
+    "enabled_at_start": "enabled_at_start",
+    "image_transport": "image_transport",
+}
 
 
 def read_options(

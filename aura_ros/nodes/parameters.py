@@ -84,6 +84,8 @@ def ros_name(field_name: str) -> str:
 def convert(spec: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
     """Turn a parameter's value into the field's type and check it. Raises UserError."""
     kind = str(hint)
+    if value is None and kind.startswith("tuple"):
+        value = ()  # ROS has no type for YAML's []
     if hint is float or kind.startswith("tuple[float"):
         many = not isinstance(value, (int, float)) and value is not None
         elements = list(value) if many and not isinstance(value, str) else [value]
