@@ -1,9 +1,7 @@
 """`libero_sim.launch.py` on the real launch packages, with real LIBERO."""
 
 import os
-import re
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -16,9 +14,11 @@ pytest.importorskip(
 )
 pytest.importorskip("libero", reason="LIBERO is not installed: pip install 'aura_ros[libero]'")
 
+from launching import alive, child, end, start, wait_for
+
 pytestmark = [pytest.mark.libero]
 
-LAUNCH = ["ros2", "launch", "aura_ros", "libero_sim.launch.py"]
+FILE = "libero_sim.launch.py"
 BAD_ARGUMENTS = {
     "suite:=nope": "suite 'nope' is not known; choose one of: libero_spatial",
     "task:=77": "task 77 is out of range; allowed are the whole numbers 0..9",
@@ -28,47 +28,6 @@ BAD_ARGUMENTS = {
     "checkpoint:=/nope": "checkpoint '/nope' does not exist",
     "memory_state_dim:=0": "memory_state_dim 0 is out of range; allowed: 1 to 1024",
 }
-
-
-def start(tmp_path, *arguments):
-    """A launch in a session of its own, its output in a file that can be read while it runs."""
-    log = tmp_path / "launch.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [*LAUNCH, *arguments],
-            cwd=tmp_path,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    return process, log
-
-
-def wait_for(condition, timeout, what):
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, f"no {what} within {timeout} s"
-        time.sleep(0.05)
-
-
-def end(process):
-    """Leave no process behind, whatever the test came to."""
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def child(log, name):
-    """The process id of a node, from launch's own words."""
-    return int(re.search(rf"\[{name}-\d+\]: process started with pid \[(\d+)\]", log.read_text())[1])
-
-
-def alive(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def gates(bag):
@@ -82,7 +41,7 @@ def recorded_bytes(folder):
 
 
 def test_an_episode_runs_ends_by_itself_and_leaves_a_bag_with_every_gate_event(tmp_path):
-    process, log = start(tmp_path, "max_steps:=40", f"record:={tmp_path / 'bag'}")
+    process, log = start(tmp_path, FILE, "max_steps:=40", f"record:={tmp_path / 'bag'}")
     try:
         assert process.wait(timeout=120) == 0, log.read_text()
     finally:
@@ -98,7 +57,7 @@ def test_an_episode_runs_ends_by_itself_and_leaves_a_bag_with_every_gate_event(t
 
 @pytest.mark.parametrize("argument", BAD_ARGUMENTS)
 def test_a_bad_argument_is_one_line_and_starts_nothing(tmp_path, argument):
-    process, log = start(tmp_path, argument)
+    process, log = start(tmp_path, FILE, argument)
     try:
         assert process.wait(timeout=60) == 1
     finally:
@@ -113,7 +72,7 @@ def test_a_bad_argument_is_one_line_and_starts_nothing(tmp_path, argument):
 @pytest.mark.parametrize("victim", ["libero_sim", "policy_node"])
 def test_a_killed_node_ends_the_others_within_5_s_and_the_bag_is_readable(tmp_path, victim):
     # The shipped policy is done before there is anything to kill.
-    process, log = start(tmp_path, "checkpoint:=random", f"record:={tmp_path / 'bag'}")
+    process, log = start(tmp_path, FILE, "checkpoint:=random", f"record:={tmp_path / 'bag'}")
     try:
         wait_for(lambda: "episode started" in log.read_text(), 90, "episode")
         pids = {name: child(log, name) for name in ("libero_sim", "policy_node", "gate_recorder")}
@@ -132,7 +91,7 @@ def test_a_killed_node_ends_the_others_within_5_s_and_the_bag_is_readable(tmp_pa
 
 
 def test_interrupt_ends_with_status_0_of_every_node_and_a_closed_bag(tmp_path):
-    process, log = start(tmp_path, f"record:={tmp_path / 'bag'}")
+    process, log = start(tmp_path, FILE, f"record:={tmp_path / 'bag'}")
     try:
         wait_for(lambda: "episode started" in log.read_text(), 90, "episode")
         # As a terminal does: to the whole group, so that every node gets it from there and from launch.
@@ -147,7 +106,7 @@ def test_interrupt_ends_with_status_0_of_every_node_and_a_closed_bag(tmp_path):
 
 
 def test_without_recording_no_bag_is_made_and_the_policy_does_not_wait_for_a_recorder(tmp_path):
-    process, log = start(tmp_path, "record:=false", "max_steps:=8")
+    process, log = start(tmp_path, FILE, "record:=false", "max_steps:=8")
     try:
         assert process.wait(timeout=120) == 0, log.read_text()
     finally:
@@ -160,7 +119,7 @@ def test_the_simulator_runs_under_an_interpreter_of_its_own_in_a_namespace(tmp_p
     wrapper.write_text(f'#!/bin/sh\ntouch {tmp_path}/used\nexec {sys.executable} "$@"\n')
     wrapper.chmod(0o755)
     arguments = [f"sim_python:={wrapper}", "namespace:=left", "max_steps:=8", f"record:={tmp_path / 'bag'}"]
-    process, log = start(tmp_path, *arguments)
+    process, log = start(tmp_path, FILE, *arguments)
     try:
         assert process.wait(timeout=120) == 0, log.read_text()
     finally:
