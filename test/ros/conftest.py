@@ -198,3 +198,23 @@ def start_process(ros_domain: int) -> Iterator[Callable[..., Process]]:
     yield start
     for process in started:
         process.kill()
+
+
+@pytest.fixture
+def start_arm(ros_domain: int) -> Iterator[Callable[..., Process]]:
+    """Start the stand-in arm of test/helpers in the test's domain: `start_arm("command_type:=twist", ...)`.
+
+    What still runs at the end of the test is killed, by its pid.
+    """
+    started: list[Process] = []
+
+    def start(*parameters: str) -> Process:
+        script = str(ROOT / "test" / "helpers" / "stand_in_arm.py")
+        options = [word for parameter in parameters for word in ("-p", parameter)]
+        process = Process([sys.executable, "-u", script, "--ros-args", *options])
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
