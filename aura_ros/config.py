@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Collection
 from typing import Any, get_type_hints
 
 from aura_ros.errors import UserError
@@ -19,7 +20,7 @@ def option(
     *,
     minimum: float | None = None,
     maximum: float | None = None,
-    choices: tuple[Any, ...] | None = None,
+    choices: Collection[Any] | None = None,
     read_only: bool = True,
 ) -> Any:
     """Describe a dataclass field: default, meaning, allowed values, and whether it may change at run time.

@@ -1,4 +1,4 @@
-"""Names of backbones and how each is loaded; torch is imported only when one is."""
+"""Names of backbones and how each is loaded, built-in ones and those of other packages; torch is imported only then."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from aura_ros.backbones.base import Backbone
+from aura_ros.backbones.entry_points import GROUP, KnownBackbones, load_entry_point
 from aura_ros.backbones.openvla_oft.layout import FolderOptions
 from aura_ros.errors import UserError
 from aura_ros.share import share_directory
 
 BACKBONES = ("compact", "openvla_oft")
+# These and those of other packages, looked for each time it is asked.
+KNOWN_BACKBONES = KnownBackbones(BACKBONES)
 # auto: bfloat16 for OpenVLA-OFT, as it was trained, float32 for the compact model.
 DTYPES = ("auto", "float32", "bfloat16")
 ACCELERATIONS = ("none", "compile", "cuda-graph")
@@ -36,8 +39,9 @@ def load_backbone(
     options: FolderOptions | None = None,
     accelerate: str = "none",
 ) -> Backbone:
-    """Load the backbone `name` (one of `BACKBONES`) and freeze it.
+    """Load the backbone `name` and freeze it: one of `BACKBONES`, else an entry point (see `entry_points`).
 
+    An entry point gets checkpoint, device, dtype, unnorm_key and seed; what follows is of the built-in ones.
     checkpoint: a `.safetensors` file saved by `OpenVlaOft.save`; for `openvla_oft` also a published checkpoint's
       folder or a downloaded hub snapshot, "owner/name[@revision]". Without one, `compact` is what the package ships
       and `openvla_oft` is refused. "random": seeded random weights (compact only; `info.trained` is False).
@@ -49,6 +53,13 @@ def load_backbone(
     """
     _check_names(name, checkpoint, dtype)
     _check_options(name, checkpoint, options)
+    if name not in BACKBONES:
+        if accelerate != "none":
+            raise UserError(
+                f"accelerate '{accelerate}' is for {', '.join(BACKBONES)}; leave it 'none' for '{name}'"
+            )
+        given = None if checkpoint is None else str(checkpoint)
+        return load_entry_point(name, given, device=device, dtype=dtype, unnorm_key=unnorm_key, seed=seed)
     with _requirements(name):
         from aura_ros.backbones.openvla_oft.api import OpenVlaOft
     if dtype == "auto":
@@ -81,11 +92,11 @@ def check_checkpoint(
 ) -> None:
     """Raise `UserError` for what `load_backbone` would refuse, as far as it shows without reading a weight.
 
-    A second or two, mostly for importing torch.
+    A second or two, mostly for importing torch. Of another package's backbone only the name is checked.
     """
     _check_names(name, checkpoint)
     _check_options(name, checkpoint, options)
-    if str(checkpoint) == RANDOM:
+    if name not in BACKBONES or str(checkpoint) == RANDOM:
         return
     checkpoint = checkpoint or shipped_checkpoint()
     with _requirements(name):
@@ -119,8 +130,11 @@ def shipped_checkpoint() -> Path:
 
 
 def _check_names(name: str, checkpoint: str | Path | None, dtype: str = "auto") -> None:
-    if name not in BACKBONES:
-        raise UserError(f"backbone '{name}' is unknown; choose one of: {', '.join(BACKBONES)}")
+    if name not in KNOWN_BACKBONES:
+        raise UserError(
+            f"backbone '{name}' is unknown; choose one of: {', '.join(KNOWN_BACKBONES)}; a package adds one by an "
+            f"entry point of the group '{GROUP}' (docs/other_backbones.md)"
+        )
     if dtype not in DTYPES:
         raise UserError(f"dtype '{dtype}' is not supported; choose one of: {', '.join(DTYPES)}")
     if name == "openvla_oft" and str(checkpoint or RANDOM) == RANDOM:

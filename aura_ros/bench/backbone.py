@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aura_ros.backbones.openvla_oft.accelerate import find_device
 from aura_ros.backbones.openvla_oft.api import DTYPES, OpenVlaOft
 from aura_ros.backbones.openvla_oft.checkpoint import read_head
 from aura_ros.backbones.openvla_oft.config import OPENVLA_OFT_7B
@@ -30,6 +29,7 @@ from aura_ros.backbones.openvla_oft.processing import prepare_images
 from aura_ros.backbones.openvla_oft.startup import ROUNDING
 from aura_ros.backbones.openvla_oft.tokenizer import LlamaTokenizer, Tokenizer, prompt_ids
 from aura_ros.backbones.registry import load_backbone
+from aura_ros.backbones.weights import find_device
 from aura_ros.bench.backbone_config import BackboneBenchConfig
 from aura_ros.bench.machine import check_memory, machine_facts, peak_bytes, start_peak
 from aura_ros.bench.random_backbone import random_backbone, tokenizer_for

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aura_ros.backbones.openvla_oft.layout import FolderOptions, is_hub_name
-from aura_ros.backbones.registry import ACCELERATIONS, BACKBONES, DTYPES, RANDOM
+from aura_ros.backbones.registry import ACCELERATIONS, DTYPES, KNOWN_BACKBONES, RANDOM
 from aura_ros.config import check_fields, option
 from aura_ros.errors import UserError
 from aura_ros.memory.config import UNTRAINED
@@ -28,8 +28,8 @@ class PolicyNodeConfig:
     )
     backbone: str = option(
         "compact",
-        "the frozen policy: a small one for CPUs, or OpenVLA-OFT",
-        choices=BACKBONES,
+        "the frozen policy: a small one for CPUs, OpenVLA-OFT, or one that another package adds",
+        choices=KNOWN_BACKBONES,
     )
     checkpoint: str = option(
         "",

@@ -217,3 +217,26 @@ def test_arm_runs_in_the_tests_own_process_too(ros):
     ros.spin_until(lambda: arm.lines, what="the violation")
     assert arm.lines[0].split(":")[0] in ("frame", "stale")
     assert arm.summary()["violations_total"] == 1
+
+
+def test_policy_acts_on_the_arms_own_topics(ros, start_arm):
+    from policy_driver import make_policy
+
+    # The policy's worker has a thread of its own in this process, so the arm has a process of its own.
+    process = start_arm("camera_rate:=10.0")
+    sources = ["pose:ee_pose", "joints:joint_states:left_finger,right_finger"]
+    node = make_policy(
+        ros,
+        mode="realtime",
+        enabled_at_start=True,
+        checkpoint="random",
+        proprio__sources=sources,
+        instruction="lift the cup",
+        image_max_age=5.0,
+        proprio_max_age=5.0,
+        max_skew=5.0,
+        max_future=5.0,
+    )
+    ros.spin_until(lambda: node.worker.queries >= 2, what="two answers of the policy")
+    assert node.worker.fault == ""
+    summary_of(process)

@@ -7,7 +7,6 @@ keep the code of `model`, whose weights are shared. Results equal the plain netw
 from __future__ import annotations
 
 import copy
-import re
 from collections import OrderedDict
 from typing import Any
 
@@ -23,19 +22,6 @@ PARTS = ("vision_backbone", "projector", "language_model")
 GRAPHS = 4
 # cuBLAS and the attention kernels set themselves up in the first calls, which a graph must not record.
 CALLS_BEFORE_CAPTURE = 3
-
-
-def find_device(name: str) -> torch.device:
-    """ "cpu", "cuda" or "cuda:<n>" as a device that is here. Raises `UserError` for another name or an absent one."""
-    known = re.fullmatch(r"cpu|cuda(:(0|[1-9]\d{0,2}))?", name, re.ASCII)  # torch takes "cpu:3" too
-    if known is None:
-        raise UserError(f"device '{name}' is not supported; choose 'cpu', 'cuda' or 'cuda:<n>'")
-    device = torch.device(name)
-    if device.type == "cuda":
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if (device.index or 0) >= count:
-            raise UserError(f"device '{name}' is not available ({count} CUDA devices found); use 'cpu'")
-    return device
 
 
 def check_accelerate(accelerate: str, device: torch.device) -> None:

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from aura_ros.backbones.openvla_oft.accelerate import accelerated, check_accelerate, find_device
+from aura_ros.backbones.openvla_oft.accelerate import accelerated, check_accelerate
 from aura_ros.backbones.openvla_oft.checkpoint import (
     Checkpoint,
     WeightsDigest,
@@ -36,6 +36,7 @@ from aura_ros.backbones.openvla_oft.normalisation import (
 from aura_ros.backbones.openvla_oft.processing import describe_steps, prepare_images
 from aura_ros.backbones.openvla_oft.startup import check_accelerated, check_model, check_pixels, known_views
 from aura_ros.backbones.openvla_oft.tokenizer import TOKENIZER_FILES, LlamaTokenizer, Tokenizer
+from aura_ros.backbones.weights import find_device
 from aura_ros.errors import UserError
 from aura_ros.types import BackboneInfo, BackboneOutput, FloatArray, Observation
 
@@ -373,9 +374,8 @@ class OpenVlaOft:
                 f"camera '{missing[0]}' is missing; this backbone needs {list(self.config.cameras)}, "
                 f"the observation has {sorted(observation.images)}"
             )
-        return prepare_images(
-            [observation.images[camera] for camera in self.config.cameras], self.config.image
-        )
+        images = [observation.images[camera] for camera in self.config.cameras]
+        return prepare_images(images, self.config.image)
 
     def _proprio(self, observation: Observation) -> Tensor | None:
         expected = self.config.proprio_dim

@@ -25,6 +25,7 @@ from torch import Tensor
 from aura_ros.backbones.openvla_oft.config import OftConfig
 from aura_ros.backbones.openvla_oft.model import build_on_meta
 from aura_ros.backbones.openvla_oft.tensor_files import one_line, refuse_pointer, safetensors_entries
+from aura_ros.backbones.weights import add_tensor
 from aura_ros.errors import UserError
 from aura_ros.files import create
 
@@ -63,9 +64,7 @@ class WeightsDigest:
 
     def update(self, name: str, tensor: Tensor) -> None:
         """Add one tensor, as stored."""
-        tensor = tensor.detach().cpu().contiguous()
-        self._digest.update(f"{name}|{tensor.dtype}|{list(tensor.shape)}".encode())
-        self._digest.update(tensor.flatten().view(torch.uint8).numpy().data)
+        add_tensor(self._digest, name, tensor)
 
     def hexdigest(self) -> str:
         """64 lower-case hexadecimal digits."""
