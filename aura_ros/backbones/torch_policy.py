@@ -72,6 +72,7 @@ class TorchPolicy:
         binary_columns: tuple[int, ...] = (),
         image_rotation: str = "none",
         details: str = "",
+        identity: str = "",
         test_image_size: tuple[int, int] = (256, 256),
     ) -> None:
         """Take over a loaded policy, freeze it, and run it once on test images, which gives the hidden state's width.
@@ -82,6 +83,7 @@ class TorchPolicy:
         pool: what the hooked module gave -> [D]. calls: which call of it in a query counts, one of `CALLS`; "only"
           refuses a second one (a denoiser is called once a step).
         seed: of torch's random numbers, set before each query, so that the same observation gives the same bytes.
+        identity: what else the answers depend on and no tensor holds (statistics, a version); part of the hash.
         binary_columns: of the chunk, made 0 or 1 here. test_image_size: height, width. The rest goes into `info`.
         Raises UserError for a name that is not there, a device, and a policy that does not give what it should.
         """
@@ -99,7 +101,7 @@ class TorchPolicy:
         self._hook = hooked.register_forward_hook(self._on_output)
         try:
             self._width = len(self.infer(self._test_observation("warm up")).hidden_state)
-            digest = hashlib.sha256(json.dumps([hidden_module, calls]).encode())
+            digest = hashlib.sha256(json.dumps([hidden_module, calls, identity]).encode())
             for key, tensor in sorted(module.state_dict().items()):
                 if isinstance(tensor, Tensor):
                     add_tensor(digest, key, tensor)
@@ -123,7 +125,7 @@ class TorchPolicy:
 
     @property
     def info(self) -> BackboneInfo:
-        """Sizes, action columns and the identity: sha256 of hooked name, parameters and persistent buffers."""
+        """Sizes, action columns and identity: sha256 of hooked name, `identity`, parameters, persistent buffers."""
         return self._info
 
     @torch.inference_mode()

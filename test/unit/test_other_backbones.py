@@ -1,8 +1,12 @@
 """Backbones of other packages: found by entry points, and any torch policy behind the generic one."""
 
+import ast
 import gc
 import hashlib
+import inspect
+import re
 import weakref
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +22,8 @@ from aura_ros.nodes.policy_config import PolicyNodeConfig
 from aura_ros.policy import Policy, load_policy
 from aura_ros.policy.policy import load_memory
 from aura_ros.types import Observation
+
+GUIDE = Path(__file__).resolve().parents[2] / "docs" / "other_backbones.md"
 
 
 def observation(seed=0, **changes):
@@ -215,6 +221,7 @@ def test_identity_follows_weights_buffers_and_the_hooked_module():
     assert len(one) == len(hashlib.sha256().hexdigest())
     assert one != backbone(network(1)).info.checkpoint_hash
     assert one != backbone(network(), hidden_module="gpt2.h.1").info.checkpoint_hash
+    assert one != backbone(network(), identity="statistics of another robot").info.checkpoint_hash
     module.norm.running_mean[0] += 1
     assert one != backbone(module).info.checkpoint_hash
 
@@ -351,3 +358,35 @@ def test_name_of_two_packages_is_refused(install):
         UserError, match=r"backbone 'my_policy' is given by 2 packages \(one, two\); exactly one must"
     ):
         load_backbone("my_policy")
+
+
+# -- the guide ------------------------------------------------------------------------------------------------
+
+
+def blocks():
+    return re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+
+
+def test_guides_code_names_what_there_is():
+    keywords = set(inspect.signature(TorchPolicy).parameters)
+    calls = [
+        node
+        for block in blocks()
+        for node in ast.walk(ast.parse(block))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "TorchPolicy"
+    ]
+    assert len(calls) >= 2
+    for call in calls:
+        given = {keyword.arg for keyword in call.keywords}
+        assert given <= keywords
+        required = {n for n, p in inspect.signature(TorchPolicy).parameters.items() if p.default is p.empty}
+        assert required <= given | {"module"}
+
+
+def test_guides_generic_backbone_works_as_it_is_printed(install, tmp_path, monkeypatch):
+    code = next(block for block in blocks() if "class Network" in block)
+    (tmp_path / "my_package.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    install(my_policy="my_package:make")
+    policy = load_policy(backbone="my_policy")
+    assert policy.act(observation()).chunk.data.shape == (8, 7)
