@@ -21,6 +21,12 @@ class SlidingWindow:
         with self._lock:
             self._values.append(float(value))
 
+    def resize(self, size: int) -> None:
+        """Keep so many of the latest numbers from now on."""
+        with self._lock:
+            if size != self._values.maxlen:
+                self._values = deque(self._values, maxlen=size)
+
     def clear(self) -> None:
         """Forget every number."""
         with self._lock:

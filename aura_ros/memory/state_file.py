@@ -27,13 +27,20 @@ def save_state(memory: NumpyMemory, path: str | os.PathLike[str], epoch: int) ->
     write_state(memory.state_dict(), memory.weights_hash, path, epoch)
 
 
-def write_state(state: State, weights_hash: str, path: str | os.PathLike[str], epoch: int) -> None:
-    """Write a state taken earlier (`NumpyMemory.state_dict`); otherwise as `save_state`."""
+def write_state(
+    state: State, weights_hash: str, path: str | os.PathLike[str], epoch: int, note: str = ""
+) -> None:
+    """Write a state taken earlier (`NumpyMemory.state_dict`); otherwise as `save_state`.
+
+    note: text of the writer's own, which `read_noted` gives back.
+    """
     target = Path(path)
     if not target.name or "\0" in str(path):
         raise UserError(f"path {str(path)!r} names no file; give one, such as memory.safetensors")
     temporary = target.with_name(f".{uuid.uuid4().hex}.tmp")
     metadata = {"format": FORMAT, "weights_hash": weights_hash, "epoch": str(epoch)}
+    if note:
+        metadata["note"] = note
     try:
         # Whoever may call the service must not be able to replace other files of this user.
         if target.exists() and not _is_state(target):
@@ -61,6 +68,11 @@ def load_state(memory: NumpyMemory, path: str | os.PathLike[str]) -> None:
 
 def read_state(weights_hash: str, path: str | os.PathLike[str]) -> State:
     """Read a state for `NumpyMemory.load_state_dict` of a memory of these weights; otherwise as `load_state`."""
+    return read_noted(weights_hash, path)[0]
+
+
+def read_noted(weights_hash: str, path: str | os.PathLike[str]) -> tuple[State, str]:
+    """Read a state as `read_state` does, and its writer's note; empty where there is none."""
     source = Path(path)
     try:
         if "\0" in str(path) or not source.is_file():
@@ -83,7 +95,7 @@ def read_state(weights_hash: str, path: str | os.PathLike[str]) -> State:
             f"memory state '{source}' belongs to weights {metadata.get('weights_hash', '')[:12]}, but this memory has "
             f"{weights_hash[:12]}; load it into the memory that saved it"
         )
-    return state
+    return state, metadata.get("note", "")
 
 
 def _is_state(path: Path) -> bool:

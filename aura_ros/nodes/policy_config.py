@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,6 +116,16 @@ class PolicyNodeConfig:
         minimum=0,
         maximum=100_000,
     )
+    memory__autosave: str = option(
+        "",
+        "file that holds the memory's state after every memory step, so that a restart goes on exactly; each chunk "
+        "leaves later by the time of writing 4 KB. Empty: none, a restart begins with an empty memory",
+    )
+    memory__restore: bool = option(
+        True,
+        "begin with the state in memory.autosave at activation, where the file exists; one that is broken or of other "
+        "weights refuses the activation. false: begin empty, and overwrite the file with the first memory step",
+    )
     gate__threshold: float = option(
         -1.0,
         "the gate fires when its probability is greater; negative: the memory's own. Higher writes less",
@@ -122,11 +133,28 @@ class PolicyNodeConfig:
         maximum=1.0,
         read_only=False,
     )
+    gate__mode: str = option(
+        "learned",
+        "learned: the gate decides. always, never: W is written at every memory step or at none, for comparison; the "
+        "gate's own probability and threshold are still told. always overwrites what the gate would have kept, never "
+        "remembers nothing",
+        choices=("learned", "always", "never"),
+        read_only=False,
+    )
+    gate__writes_per_second: float = option(
+        0.0,
+        "budget of writes, kept over write_rate_window by a threshold that rises while it is exceeded, up to 1 (no write) "
+        "and never below the own one; 0: none. A small budget leaves out what the gate is less sure of",
+        minimum=0.0,
+        maximum=1000.0,
+        read_only=False,
+    )
     action_limit: float = option(
         1.5,
         "largest magnitude of an action in controller units; a chunk beyond it is a fault, never clamped",
         minimum=0.01,
         maximum=1000.0,
+        read_only=False,
     )
     instruction: str = option("", "the task, until one arrives on the topic `instruction`")
     reset: str = option(
@@ -135,6 +163,15 @@ class PolicyNodeConfig:
         choices=("episode", "never"),
     )
     enabled_at_start: bool = option(False, "infer as soon as active; false on robots: call ~/enable")
+    shadow: bool = option(
+        False,
+        "infer and publish everything but action_chunk: nothing moves, while gate, latents and status can be watched",
+    )
+    prefetch: bool = option(
+        True,
+        "query before the period is over, at the earliest at its half, where the player's chunk_state says that its rows "
+        "end before the next chunk would come (realtime). false: the robot may wait for chunks",
+    )
     proprio__sources: tuple[str, ...] = option(
         ("pose:ee_pose", "joints:joint_states:panda_finger_joint1,panda_finger_joint2"),
         "ordered parts of the proprioception vector: 'pose:<topic>' (position, axis-angle) or "
@@ -151,22 +188,39 @@ class PolicyNodeConfig:
         choices=("raw", "compressed"),
     )  # fmt: skip
     image_max_age: float = option(
-        0.5, "seconds; an older image means hold (realtime)", minimum=0.001, maximum=3600.0
+        0.5,
+        "seconds; an older image means hold (realtime)",
+        minimum=0.001,
+        maximum=3600.0,
+        read_only=False,
     )
     proprio_max_age: float = option(
-        0.2, "seconds; older proprioception means hold (realtime)", minimum=0.001, maximum=3600.0
+        0.2,
+        "seconds; older proprioception means hold (realtime)",
+        minimum=0.001,
+        maximum=3600.0,
+        read_only=False,
     )
     max_skew: float = option(
         0.1,
         "seconds between the oldest and newest stream of one observation (realtime)",
         minimum=0.0,
         maximum=3600.0,
+        read_only=False,
     )
     max_future: float = option(
-        0.05, "seconds that a stamp may lie ahead of the node's clock (realtime)", minimum=0.0, maximum=3600.0
+        0.05,
+        "seconds that a stamp may lie ahead of the node's clock (realtime)",
+        minimum=0.0,
+        maximum=3600.0,
+        read_only=False,
     )
     write_rate_window: int = option(
-        100, "memory steps that write_rate is counted over", minimum=1, maximum=1_000_000
+        100,
+        "memory steps that write_rate is counted over",
+        minimum=1,
+        maximum=1_000_000,
+        read_only=False,
     )
     latency_window: int = option(
         1000, "queries that the latency percentiles are taken over", minimum=1, maximum=1_000_000
@@ -228,3 +282,7 @@ class PolicyNodeConfig:
                 ) from None
             if not found:
                 raise UserError(f"{what} '{path}' does not exist; give an existing file or folder")
+        if self.memory__autosave and not os.path.isdir(os.path.dirname(self.memory__autosave) or "."):
+            raise UserError(
+                f"memory.autosave '{self.memory__autosave}' is in no existing folder; make the folder or give another path"
+            )

@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import array
+import dataclasses
 import math
 import threading
 import time
 import traceback
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from diagnostic_msgs.msg import DiagnosticArray
-from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
+from rclpy.lifecycle import LifecycleState, TransitionCallbackReturn
 from rclpy.qos import DurabilityPolicy
 from std_msgs.msg import Float64, String, UInt64
-from std_srvs.srv import SetBool, Trigger
 
 from aura_ros import __version__
 from aura_ros.errors import UserError
-from aura_ros.msg import ActionChunk, EpisodeStatus, GateEvent, Latent, PolicyInfo, PolicyStatus
+from aura_ros.msg import ActionChunk, ChunkState, EpisodeStatus, GateEvent, Latent, PolicyInfo, PolicyStatus
 from aura_ros.nodes import conversions, parameters, qos, status
 from aura_ros.nodes.observation_inputs import ObservationInputs, ProprioSource
 from aura_ros.nodes.policy_config import PolicyNodeConfig
-from aura_ros.nodes.policy_worker import PolicyWorker, Stepped
-from aura_ros.nodes.runtime import run
-from aura_ros.srv import LoadMemory, SaveMemory
+from aura_ros.nodes.policy_services import PolicyServices
+from aura_ros.nodes.policy_worker import PolicyWorker
+from aura_ros.nodes.runtime import Log, run
+from aura_ros.nodes.stepped import Restored, Stepped
 
 if TYPE_CHECKING:
     from aura_ros.policy import Policy
@@ -33,7 +33,7 @@ HEARTBEAT_S = 0.2
 DIAGNOSTICS_EVERY = 5  # heartbeats: 1 Hz
 
 
-class PolicyNode(LifecycleNode):
+class PolicyNode(PolicyServices):
     """Newest camera frames, proprioception and instruction in; action chunk, gate events and status out.
 
     configure loads the backbone and the memory, activate warms them up; see `PolicyNodeConfig` for the parameters.
@@ -49,7 +49,6 @@ class PolicyNode(LifecycleNode):
         self._heard_by_recorder = True
         self.config = parameters.declare(self, PolicyNodeConfig)
         self._sources = tuple(ProprioSource.parse(text) for text in self.config.proprio__sources)
-        self.worker: PolicyWorker | None = None
         self._inputs: ObservationInputs | None = None
         self._problem = ""
         self._stop = threading.Event()
@@ -66,11 +65,7 @@ class PolicyNode(LifecycleNode):
         )
         self.create_subscription(String, "instruction", self._on_instruction, qos.LATCHED)
         self.create_subscription(EpisodeStatus, "episode", self._on_episode, qos.LATCHED)
-        self.create_service(Trigger, "~/reset", self._on_reset)
-        self.create_service(SetBool, "~/enable", self._on_enable)
-        self.create_service(Trigger, "~/clear_fault", self._on_clear_fault)
-        self.create_service(SaveMemory, "~/save_memory", self._on_save_memory)
-        self.create_service(LoadMemory, "~/load_memory", self._on_load_memory)
+        self.create_subscription(ChunkState, "chunk_state", self._on_chunk_state, qos.SENSOR)
         parameters.watch(self, PolicyNodeConfig, lambda: self.config, self._apply)
         # Messages on latched topics may come before the worker exists.
         self._instruction = self.config.instruction
@@ -103,6 +98,7 @@ class PolicyNode(LifecycleNode):
         self.loading = True
         try:
             self.worker.warm_up()
+            saved = self.worker.read_saved()
         except Exception as error:
             self._report("start-up check failed", error)
             return TransitionCallbackReturn.FAILURE
@@ -110,12 +106,15 @@ class PolicyNode(LifecycleNode):
             self.loading = False
         self._heard_by_recorder = not self.config.wait_for_recorder
         self._problem = ""
-        self.worker.set_active(True)
+        if self.config.shadow:
+            self.get_logger().info("shadow: chunks are inferred, and none is published")
+        self.worker.set_active(True, saved)
         return super().on_activate(state)
 
     def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Stop inferring; a chunk in flight is discarded."""
         assert self.worker is not None
+        self._run.close("deactivated")
         self.worker.set_active(False)
         return super().on_deactivate(state)
 
@@ -174,8 +173,6 @@ class PolicyNode(LifecycleNode):
                 f"proprio.sources make {dim} values, but backbone '{info.name}' was trained on {info.proprio_dim}; "
                 "list the parts it was trained on, in order"
             )
-        if config.gate__threshold >= 0:
-            policy.memory.threshold = config.gate__threshold
         self._inputs = ObservationInputs(
             self,
             info.cameras,
@@ -190,16 +187,17 @@ class PolicyNode(LifecycleNode):
             self._inputs,
             config,
             publish=self._publish,
-            repeat=self._chunk_pub.publish,
+            repeat=self._repeat,
             listening=self._recorder_listens,
             on_epoch=self._publish_info,
             now_ns=self._now_ns,
-            log=_Log(self.get_logger()),
+            log=Log(self.get_logger()),
         )
         if self._instruction:
             self.worker.set_instruction(self._instruction)
         if self._episode is not None:
             self._on_episode(self._episode)
+        self._hold_emergency_stop()
         self.worker.start()
 
     def _report(self, what: str, error: Exception) -> None:
@@ -211,6 +209,7 @@ class PolicyNode(LifecycleNode):
             self.get_logger().error(f"{what}\n{traceback.format_exc()}")
 
     def _free(self) -> None:
+        self._run.close("the model was freed")
         if self.worker is not None:
             self.worker.stop()
             self.worker.policy.backbone.close()
@@ -221,6 +220,7 @@ class PolicyNode(LifecycleNode):
 
     def stop(self) -> None:
         """Withhold chunks, say so, and end the threads."""
+        self._run.close("stopping")
         if self.worker is not None and self.worker.active:
             self.worker.set_active(False)
         self._problem = self._problem or "stopping"
@@ -238,8 +238,13 @@ class PolicyNode(LifecycleNode):
 
     def _on_instruction(self, msg: String) -> None:
         self._instruction = msg.data
-        if self.worker is not None:
+        # While a goal of run_policy is under way its instruction stands; this one is taken when it ends.
+        if self.worker is not None and not self._run.running:
             self.worker.set_instruction(msg.data)
+
+    def _on_chunk_state(self, msg: ChunkState) -> None:
+        if self.worker is not None:
+            self.worker.realtime.player_reports(msg.epoch, msg.rows_left)
 
     def _on_episode(self, msg: EpisodeStatus) -> None:
         self._episode = msg
@@ -252,47 +257,14 @@ class PolicyNode(LifecycleNode):
             self.worker.episode_finished()
 
     def _apply(self, config: PolicyNodeConfig) -> None:
-        if self.worker is not None and config.gate__threshold != self.config.gate__threshold:
-            memory = self.worker.policy.memory
-            own = memory.config.threshold
-            self.worker.set_threshold(config.gate__threshold if config.gate__threshold >= 0 else own)
+        if self.worker is not None:
+            self.worker.apply(config)
             self._publish_info()
+        for name in (spec.name for spec in dataclasses.fields(config)):
+            before, after = getattr(self.config, name), getattr(config, name)
+            if before != after:
+                self.get_logger().info(f"{parameters.ros_name(name)}: {before} -> {after}")
         self.config = config
-
-    def _on_reset(self, _request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
-        if self.worker is None:
-            return _answer(response, False, "not configured: there is no memory to reset")
-        return _answer(response, True, f"epoch {self.worker.new_epoch('reset requested')}")
-
-    def _on_enable(self, request: SetBool.Request, response: SetBool.Response) -> SetBool.Response:
-        if self.worker is None:
-            return _answer(response, False, "not configured")
-        self.worker.set_enabled(request.data)
-        return _answer(response, True, "enabled" if request.data else "disabled")
-
-    def _on_clear_fault(self, _request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
-        if self.worker is None:
-            return _answer(response, False, "not configured")
-        fault = self.worker.clear_fault()
-        return _answer(response, True, f"cleared: {fault}" if fault else "there was no fault")
-
-    def _on_save_memory(self, request: SaveMemory.Request, response: SaveMemory.Response) -> Any:
-        return self._with_memory(lambda worker: worker.save_state(request.path), response)
-
-    def _on_load_memory(self, request: LoadMemory.Request, response: LoadMemory.Response) -> Any:
-        return self._with_memory(lambda worker: worker.load_state(request.path), response)
-
-    def _with_memory(self, job: Callable[[PolicyWorker], int], response: Any) -> Any:
-        if self.worker is None:
-            return _answer(response, False, "not configured: there is no memory")
-        try:
-            response.epoch = job(self.worker)
-        except Exception as error:
-            response.epoch = self.worker.epoch
-            if not isinstance(error, UserError):
-                self.get_logger().error(f"memory service failed\n{traceback.format_exc()}")
-            return _answer(response, False, " ".join(str(error).split()))
-        return _answer(response, True, "done")
 
     # -- out --------------------------------------------------------------------------------------------------
 
@@ -316,6 +288,14 @@ class PolicyNode(LifecycleNode):
         if send_chunk:
             self._chunk_pub.publish(chunk)
         return chunk
+
+    def _repeat(self, answered: ActionChunk | Restored) -> None:
+        """Send what a stamp was answered with again."""
+        if isinstance(answered, Restored):
+            answered = conversions.chunk_to_msg(
+                answered.chunk, answered.epoch, answered.sequence, self._now_ns()
+            )
+        self._chunk_pub.publish(answered)
 
     def _recorder_listens(self) -> bool:
         """Whether the recorder is matched on both topics; once it was, it may also go."""
@@ -363,28 +343,6 @@ class PolicyNode(LifecycleNode):
         msg.header.stamp = now.to_msg()
         self._status_pub.publish(msg)
         return msg
-
-
-class _Log:
-    """The node's logger, with the traceback where an exception is given."""
-
-    def __init__(self, logger: Any):
-        self._logger = logger
-
-    def info(self, text: str) -> None:
-        self._logger.info(text)
-
-    def warning(self, text: str) -> None:
-        self._logger.warning(text)
-
-    def error(self, text: str, exc: BaseException | None = None) -> None:
-        trace = "".join(traceback.format_exception(exc)) if exc is not None else ""
-        self._logger.error(f"{text}\n{trace}" if trace else text)
-
-
-def _answer(response: Any, success: bool, message: str) -> Any:
-    response.success, response.message = success, message
-    return response
 
 
 def main() -> None:

@@ -5,54 +5,27 @@ No rclpy here: the node injects clocks, inputs and what to do with a result.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from aura_ros.control.lockstep import Lockstep, Verdict
-from aura_ros.control.schedule import QuerySchedule
 from aura_ros.control.statistics import Rejections, SlidingWindow, without_numbers
-from aura_ros.control.streams import NS, Hold, Ready, Streams
+from aura_ros.control.streams import NS, Hold, Ready
 from aura_ros.errors import UserError
-from aura_ros.memory import MemoryStep
-from aura_ros.memory.state_file import State, read_state, write_state
+from aura_ros.memory.state_file import State
+from aura_ros.nodes.autosave import Episode, Saved
+from aura_ros.nodes.memory_life import MemoryLife
 from aura_ros.nodes.policy_config import PolicyNodeConfig
+from aura_ros.nodes.realtime import Realtime
+from aura_ros.nodes.stepped import Inputs, Restored, Stepped
 from aura_ros.policy import ActionRejected, Policy, PolicyStep
-from aura_ros.types import ActionChunk, FloatArray, Observation
+from aura_ros.types import ActionChunk
 
-# A simulated clock that goes back by less than this is jitter of its publisher.
-BACKWARD_JUMP_NS = NS // 10
-
-
-class Inputs(Protocol):
-    """Where observations come from."""
-
-    streams: Streams
-    image_streams: list[str]
-
-    def decode(self, ready: Ready, instruction: str) -> Observation:
-        """Turn messages into an observation; raises UserError for a broken one."""
-
-
-@dataclass(frozen=True)
-class Stepped:
-    """One memory step and its chunk (None: withheld), ready to be published. hidden_state: float32 [hidden_dim]."""
-
-    memory_step: MemoryStep
-    hidden_state: FloatArray
-    chunk: ActionChunk | None
-    frame_id: str
-    epoch: int
-    sequence: int
-    stamp_ns: int
-    writes: int
-    steps: int
-    write_rate: float
-    state_norm: float
-    state_bytes: int
+EMERGENCY_STOP = "emergency stop"
 
 
 class PolicyWorker:
@@ -84,10 +57,11 @@ class PolicyWorker:
         spec = policy.backbone.info.action
         self.step_ns = round(policy.memory.config.memory_step_period * spec.period_s * NS)
         self.latency_ms = SlidingWindow(config.latency_window)
-        self._wrote = SlidingWindow(config.write_rate_window)
         self.rejections = Rejections()
         self._lockstep = Lockstep(self.step_ns)
-        self._schedule = QuerySchedule(self.step_ns)
+        self.realtime = Realtime(inputs, self.step_ns, round(spec.period_s * NS), now_ns)
+        # The memory is changed by the thread alone: a new epoch leaves here what it begins with.
+        self._life = MemoryLife(policy, config, self.step_ns / NS, self.rejections, log)
         # Guards what follows. Held while a result is published, so that nothing of an older epoch leaves after
         # `new_epoch` returned; never held during inference.
         self._lock = threading.RLock()
@@ -96,22 +70,18 @@ class PolicyWorker:
         self.sequence = 0
         self.queries = 0
         self.repeats = 0
+        self.total_queries = self.total_writes = 0  # over all epochs
         self.instruction = config.instruction
         self.enabled = config.enabled_at_start
         self.active = False
         self.fault = ""
         self.hold = Hold("waiting for observations", missing=True)
         self._rejected: Hold | None = None
-        self._episode: tuple[int, tuple[object, ...]] | None = None
-        # The memory is changed by the thread alone: a new epoch leaves the state that it begins with here.
-        self._empty = self._state = policy.memory.state_dict()
-        self._state_is_new = False
-        self._steps_before = self._writes_before = 0  # this epoch
-        self._last_now_ns: int | None = None
+        self._episode: Episode | None = None
         self.answered_at = -math.inf  # steady clock, seconds
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="policy-worker", daemon=True)
-        self.new_epoch("start")
+        self._begin_epoch()
 
     # -- from any thread ------------------------------------------------------------------------------------
 
@@ -134,32 +104,71 @@ class PolicyWorker:
     def new_epoch(self, why: str, state: State | None = None) -> int:
         """Discard the chunk in flight and start a new epoch, its memory empty or the given state."""
         with self._lock:
-            # Unique over restarts: nanoseconds of the system clock, and never the same twice.
-            self.epoch = max(time.time_ns(), self.epoch + 1)
-            self.sequence = self.queries = self.repeats = 0
-            self._state, self._state_is_new = self._empty if state is None else state, True
-            self._lockstep.clear()
-            self._schedule.clear()
-            self._rejected = None
+            saved = self._begin_epoch(None if state is None else Saved(state, self._episode))
             epoch = self.epoch
-        if why != "start":
-            self._log.info(f"new epoch {epoch}: {why}")
-            self._on_epoch()
-        self.wake()
+        self._epoch_began(why)
+        self._life.keep(saved, epoch, 0)  # the lock is free: nobody waits for the disk
         return epoch
+
+    def _begin_epoch(self, saved: Saved | None = None) -> Saved:
+        """Start an epoch with a state; None: an empty one. The lock is held."""
+        # Unique over restarts: nanoseconds of the system clock, and never the same twice.
+        self.epoch = max(time.time_ns(), self.epoch + 1)
+        self.sequence = self.queries = self.repeats = 0
+        self._lockstep.clear()
+        self.realtime.clear()
+        self._rejected = None
+        return self._life.begin(saved, self._episode)
+
+    def _epoch_began(self, why: str) -> None:
+        self._log.info(f"new epoch {self.epoch}: {why}")
+        self._on_epoch()
+        self.wake()
 
     def warm_up(self) -> None:
         """Check and warm the model, after a query that is still under way."""
         with self._model:
             self.policy.warm_up(self.instruction.strip() or None)
 
-    def set_active(self, active: bool) -> None:
-        """Begin or end inference; a chunk in flight is discarded."""
+    def read_saved(self) -> Saved | None:
+        """What to activate with; None: an empty memory. Raises UserError for a file that cannot be right."""
+        saved = self._life.read_saved()
+        if saved is not None and self.config.reset == "episode" and saved.is_before(self._episode):
+            self._log.info(
+                f"{self.config.memory__autosave} is of an episode that ended: the memory begins empty"
+            )
+            return None
+        return saved
+
+    def set_active(self, active: bool, saved: Saved | None = None) -> None:
+        """Begin, with an empty memory or what `read_saved` gave, or end inference; a chunk in flight is discarded.
+
+        The file of the memory stays as it is: it is for the next activation.
+        """
         with self._lock:
             self.active = active
             self.hold = Hold("waiting for observations", missing=True)
             self.inputs.streams.clear()
-            self.new_epoch("activated" if active else "deactivated")
+            self._begin_epoch(saved)
+            why = "activated" if active else "deactivated"
+            if saved is not None:
+                why += f" with the memory in {self.config.memory__autosave}"
+                if not saved.is_before(self._episode):
+                    self._go_on_from(saved)
+            self._epoch_began(why)
+
+    def _go_on_from(self, saved: Saved) -> None:
+        """Answer the last observation again instead of stepping on it: its chunk may not have arrived."""
+        self._episode = saved.episode or self._episode
+        if saved.stamp_ns is None:
+            return
+        answer = None
+        if saved.chunk is not None:
+            chunk = ActionChunk(saved.chunk, self.policy.backbone.info.action, saved.stamp_ns)
+            answer = Restored(chunk, self.epoch, self.sequence)
+            self.sequence += 1
+        self._lockstep.answered(saved.stamp_ns, answer)
+        self._lockstep.allow_gap()  # whoever sends observations may not have waited
 
     def set_enabled(self, enabled: bool) -> None:
         """The operator's switch. Off: also the chunk in flight is withheld."""
@@ -174,7 +183,21 @@ class PolicyWorker:
 
     def set_threshold(self, threshold: float) -> None:
         """Of the gate, from the next memory step on."""
-        self.policy.memory.threshold = threshold
+        self.apply(dataclasses.replace(self.config, gate__threshold=threshold))
+
+    def apply(self, config: PolicyNodeConfig) -> None:
+        """Use the run-time parameters of a configuration from the next memory step on, all of them.
+
+        Raises UserError, nothing changed, for what this policy cannot do.
+        """
+        with self._lock:
+            self._life.apply(config)
+            self.config = config
+
+    def emergency_stop(self) -> None:
+        """Latch the fault that withholds everything, also the chunk in flight."""
+        with self._lock:
+            self.fault = EMERGENCY_STOP
 
     def episode_started(self, stamp_ns: int, *identity: object) -> None:
         """An episode whose first observation has this stamp; the same one again changes nothing.
@@ -187,12 +210,15 @@ class PolicyWorker:
             self._episode = (stamp_ns, identity)
             # What is left of the episode before must not be the first observation of this one.
             self.inputs.streams.clear()
-            if self.config.reset == "episode":
-                self.new_epoch("episode started")
-            else:
+            if self.config.reset == "never":
                 # Every run of a simulator begins at the same stamp: the memory stays, what was answered goes.
                 self._lockstep = Lockstep(self.step_ns)
-        self.wake()
+                self.wake()
+                return
+            saved, epoch = self._begin_epoch(), self.epoch
+        self._epoch_began("episode started")
+        if self.active:  # else it may be the episode that the file's state belongs to
+            self._life.keep(saved, epoch, 0)
 
     def episode_finished(self) -> None:
         """No observation belongs to an episode until the next one starts."""
@@ -211,15 +237,13 @@ class PolicyWorker:
     def save_state(self, path: str) -> int:
         """Save the memory as it is after its latest step; returns the epoch. Raises UserError."""
         with self._lock:
-            state, epoch = self._state, self.epoch
-        write_state(state, self.policy.memory.weights_hash, path, epoch)
+            state, epoch = self._life.saved.state, self.epoch
+        self._life.write_to(path, state, epoch)
         return epoch
 
     def load_state(self, path: str) -> int:
         """Start a new epoch with a saved memory state; returns the epoch. Raises UserError."""
-        state = read_state(self.policy.memory.weights_hash, path)
-        self.policy.memory.check_state(state)
-        return self.new_epoch(f"memory state loaded from {path}", state)
+        return self.new_epoch(f"memory state loaded from {path}", self._life.read_from(path))
 
     # -- the worker's thread --------------------------------------------------------------------------------
 
@@ -237,35 +261,26 @@ class PolicyWorker:
                 # A model that raises is a fault to be shown and mended, not a dead thread.
                 self._latch(f"{type(error).__name__}: {error}", error)
 
-    def _take_state(self) -> None:
-        """Let the memory begin with the epoch's state; the lock is held."""
-        if not self._state_is_new:
-            return
-        memory = self.policy.memory
-        self.policy.reset()
-        if self._state is not self._empty:
-            memory.load_state_dict(self._state)
-        self._state_is_new = False
-        # A saved state brings its counters; those of an epoch begin with it.
-        self._steps_before, self._writes_before = memory.steps, memory.writes
-        self._wrote.clear()
-
     def _latch(self, fault: str, error: BaseException | None = None) -> None:
         fault = " ".join(fault.split())
         if self._stopping:
             return  # the model may be closed under a query that nobody waits for
         with self._lock:
-            self.fault = fault
+            if self.fault != EMERGENCY_STOP:
+                self.fault = fault
         self._log.error(f"fault: {fault}", exc=error)
 
     def _look(self) -> None:
-        if self.active and self.config.mode == "realtime":
-            # In lockstep the observations' stamps say whether time went back, whatever order topics come in.
-            self._watch_clock()
+        # In lockstep the observations' stamps say whether time went back, whatever order topics come in.
+        watched = self.active and self.config.mode == "realtime"
+        if watched and (back := self.realtime.clock_went_back_by()):
+            self.inputs.streams.clear()
+            self.rejections.add("clock went back")
+            self.new_epoch(f"the clock went back by {back / NS:.3f} s")
         if not self.active or not self.enabled or self.fault:
             return
         epoch, lockstep = self.epoch, self._lockstep
-        chosen = self._choose()
+        chosen = self._choose(epoch)
         if isinstance(chosen, Ready):
             self._step(chosen, epoch, lockstep)
             return
@@ -276,22 +291,14 @@ class PolicyWorker:
             chosen = self._rejected
         self.hold = chosen
 
-    def _watch_clock(self) -> None:
-        now = self._now_ns()
-        if self._last_now_ns is not None and now < self._last_now_ns - BACKWARD_JUMP_NS:
-            self.inputs.streams.clear()
-            self.rejections.add("clock went back")
-            self.new_epoch(f"the clock went back by {(self._last_now_ns - now) / NS:.3f} s")
-        self._last_now_ns = now
-
-    def _choose(self) -> Ready | Hold:
+    def _choose(self, epoch: int) -> Ready | Hold:
         """The observation to infer on now, or why there is none. Sends repeats on the way."""
         if not self._listening():
             return Hold(f"waiting for {self.config.wait_for_recorder} to listen", missing=True)
         if not self.instruction.strip():
             return Hold("waiting for an instruction", missing=True)
         if self.config.mode == "realtime":
-            return self._choose_realtime()
+            return self.realtime.choose(self.config, epoch)
         ready = self.inputs.streams.joined()
         if isinstance(ready, Hold):
             return ready
@@ -311,7 +318,7 @@ class PolicyWorker:
                     self._latch(
                         f"the chunk for stamp {ready.stamp_ns / NS:.3f} s was rejected; ~/reset starts a new epoch"
                     )
-                elif self.active and self.enabled:
+                elif self._may_leave():
                     self.repeats += 1
                     self._repeat(self._lockstep.answer)
                 return Hold("")
@@ -321,23 +328,12 @@ class PolicyWorker:
             return Hold("")  # taken at the next look, as the first of its epoch
         return ready
 
-    def _choose_realtime(self) -> Ready | Hold:
-        config, streams = self.config, self.inputs.streams
-        image_ns, proprio_ns = round(config.image_max_age * NS), round(config.proprio_max_age * NS)
-        ages = {n: image_ns if n in self.inputs.image_streams else proprio_ns for n in streams.names}
-        skew_ns, future_ns = round(config.max_skew * NS), round(config.max_future * NS)
-        ready = streams.fresh(self._now_ns(), ages, skew_ns, future_ns)
-        if isinstance(ready, Hold):
-            return ready
-        stamps = {name: sample.stamp_ns for name, sample in ready.samples.items()}
-        return ready if self._schedule.due(stamps, time.monotonic_ns()) else Hold("")
-
     def _step(self, ready: Ready, epoch: int, lockstep: Lockstep) -> None:
         with self._lock:
             if epoch != self.epoch or lockstep is not self._lockstep:
                 return  # chosen for an epoch or an episode that has ended since
             instruction = self.instruction
-            self._take_state()
+            self._life.take()
         if self.config.mode == "lockstep":
             # The set is used up: should it come again, the simulator did not get the answer.
             self.inputs.streams.discard(ready.stamp_ns)
@@ -359,36 +355,39 @@ class PolicyWorker:
             return
         elapsed_ms = (time.perf_counter() - started) * 1e3
         with self._lock:
-            if epoch != self.epoch or not self.active or self._stopping:
-                self.rejections.add("chunk of an older epoch discarded")
+            if self._outdated(epoch):
                 return
             self.latency_ms.add(elapsed_ms)
-            self._wrote.add(step.memory_step.written_bytes > 0)
-            memory = self.policy.memory
-            self._state = memory.state_dict()
-            result = Stepped(
-                memory_step=step.memory_step,
-                hidden_state=step.hidden_state,
-                chunk=step.chunk if isinstance(step, PolicyStep) else None,
-                frame_id=self.policy.backbone.info.action.frame_id,
-                epoch=epoch,
-                sequence=self.sequence,
-                stamp_ns=ready.stamp_ns,
-                writes=memory.writes - self._writes_before,
-                steps=memory.steps - self._steps_before,
-                write_rate=self._wrote.mean(),
-                state_norm=memory.state_norm,
-                state_bytes=memory.state_bytes,
-            )
+            result = self._life.stepped(step, ready.stamp_ns, epoch, self.sequence, self._episode)
             self.sequence += 1
             self.queries += 1
-            self.answered_at = time.monotonic()
+            self.total_queries += 1
+            self.total_writes += result.memory_step.written_bytes > 0
             # Also without a chunk the stamp is used up: the memory has seen it.
             lockstep.answered(ready.stamp_ns, None)
+            saved = self._life.saved
+        # Before the chunk leaves: whoever has it may rely on the memory that goes with it. The lock is free meanwhile.
+        self._life.keep(saved, epoch, result.steps)
+        with self._lock:
+            if self._outdated(epoch):
+                return
+            self.answered_at = time.monotonic()
+            self.realtime.answered(self.latency_ms.percentiles(95)[0])
             # With `reset: never` an episode may have begun meanwhile: it gets the memory step, not the chunk.
-            lockstep.answer = self._publish(result, self.enabled and lockstep is self._lockstep)
+            lockstep.answer = self._publish(result, self._may_leave() and lockstep is self._lockstep)
             if isinstance(step, ActionRejected):
                 self._latch(str(step))
+
+    def _outdated(self, epoch: int) -> bool:
+        """Whether what was inferred for an epoch must not leave any more; then it is counted. The lock is held."""
+        if epoch == self.epoch and self.active and not self._stopping:
+            return False
+        self.rejections.add("chunk of an older epoch discarded")
+        return True
+
+    def _may_leave(self) -> bool:
+        """Whether chunks may be published; the lock is held."""
+        return self.active and self.enabled and not self.fault and not self.config.shadow
 
     def _reject(self, reason: str) -> None:
         reason = " ".join(reason.split())

@@ -6,9 +6,10 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from types import FrameType
-from typing import Protocol
+from typing import Any, Protocol
 
 import rclpy
 from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
@@ -19,6 +20,26 @@ from aura_ros.errors import UserError
 
 # A Python signal handler runs when the wait in C returns, so this bounds the reaction to Ctrl-C.
 SPIN_TIMEOUT_S = 0.1
+
+
+class Log:
+    """A node's logger, with the traceback where an exception is given."""
+
+    def __init__(self, logger: Any):
+        self._logger = logger
+
+    def info(self, text: str) -> None:
+        """What happened."""
+        self._logger.info(text)
+
+    def warning(self, text: str) -> None:
+        """What is not as it should be."""
+        self._logger.warning(text)
+
+    def error(self, text: str, exc: BaseException | None = None) -> None:
+        """What went wrong."""
+        trace = "".join(traceback.format_exception(exc)) if exc is not None else ""
+        self._logger.error(f"{text}\n{trace}" if trace else text)
 
 
 class RunnableNode(Protocol):
@@ -70,6 +91,7 @@ def run(make_node: Callable[[], Node], name: str) -> None:
     finally:
         if node is not None:
             node.stop()  # type: ignore[attr-defined]
+            executor.spin_once(timeout_sec=0.0)  # lets the result of a goal that it ended leave
             code = code or node.exit_code  # type: ignore[attr-defined]
             executor.shutdown(timeout_sec=1.0)
             node.destroy_node()

@@ -8,7 +8,8 @@ from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 
 from aura_ros.msg import GateEvent, PolicyInfo, PolicyStatus
 from aura_ros.nodes.conversions import to_duration, to_time
-from aura_ros.nodes.policy_worker import PolicyWorker, Stepped
+from aura_ros.nodes.policy_worker import PolicyWorker
+from aura_ros.nodes.stepped import Stepped
 
 BETWEEN_OBSERVATIONS_S = 2.0
 STATE_NAMES = {
@@ -44,12 +45,13 @@ def policy_status(worker: PolicyWorker | None, problem: str, now_ns: int) -> Pol
     rejected = worker.rejections.items()
     msg.rejected_reasons = [reason for reason, _ in rejected]
     msg.rejected_counts = [count for _, count in rejected]
+    msg.queue_depth = worker.realtime.queue_depth(worker.epoch)
     return msg
 
 
 def _state(worker: PolicyWorker, problem: str) -> tuple[int, str]:
     if not worker.active:
-        return PolicyStatus.INACTIVE, problem
+        return PolicyStatus.INACTIVE, problem or worker.fault
     if worker.fault:
         return PolicyStatus.FAULT, worker.fault
     if not worker.enabled:
@@ -75,6 +77,7 @@ def diagnostics(node_name: str, status: PolicyStatus) -> DiagnosticArray:
         ("epoch", status.epoch),
         ("queries", status.queries),
         ("repeats", status.repeats),
+        ("queue_depth", status.queue_depth),
         ("inference_p50_ms", round(status.inference_p50_ms, 3)),
         ("inference_p95_ms", round(status.inference_p95_ms, 3)),
         ("inference_p99_ms", round(status.inference_p99_ms, 3)),

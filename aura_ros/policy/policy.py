@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,7 +91,7 @@ class ActionRejected(RuntimeError):  # noqa: N818 (the name says what happened t
 class Policy:
     """A frozen backbone whose chunk a gated memory corrects (paper sections 3.1 and 6.5).
 
-    Called from one thread. `act` steps the memory exactly once; nothing else but `reset` changes it.
+    Called from one thread, but for `change`. `act` steps the memory exactly once; nothing else but `reset` changes it.
     """
 
     def __init__(
@@ -108,12 +109,31 @@ class Policy:
         self.config = config or PolicyConfig()
         self.backbone = backbone
         self.memory = memory
+        # Write or skip at every step whatever the gate says (True, False); None: the gate decides.
+        self.force: bool | None = None
+        self._stepping = threading.Lock()  # held during a memory step, never during inference
         _check_fit(backbone.info, memory.config, self.memory_step_period)
 
     @property
     def memory_step_period(self) -> int:
         """Control steps between two queries."""
         return self.config.memory_step_period or self.backbone.info.action.horizon
+
+    def change(self, *, threshold: float, force: bool | None, action_limit: float) -> None:
+        """Let the next memory step use these, all of them; may be called from any thread.
+
+        Waits for a memory step under way (microseconds), not for inference. Raises `UserError`, nothing changed, for a
+        value that is not allowed.
+        """
+        if force is not None and not self.memory.config.has_fast_weights:
+            raise UserError(
+                f"gate.mode cannot force memory variant '{self.memory.config.variant.value}', which has no gated write; "
+                "choose learned"
+            )
+        config = dataclasses.replace(self.config, action_limit=action_limit)
+        with self._stepping:
+            self.memory.threshold = threshold
+            self.force, self.config = force, config
 
     def act(self, observation: Observation) -> PolicyStep:
         """Answer one observation.
@@ -130,19 +150,21 @@ class Policy:
                 f"its info says [{spec.horizon}, {spec.dim}]"
             )
         before = time.perf_counter()
-        step = self.memory.step(output.hidden_state)
+        with self._stepping:
+            step = self.memory.step(output.hidden_state, self.force)
+            limit = self.config.action_limit
         # The memory reuses its output buffer at its next step.
         step = dataclasses.replace(step, output=step.output.copy())
         after = time.perf_counter()
         controller = output.base_chunk + step.output.reshape(spec.horizon, spec.dim)
-        bad = np.argwhere(~(np.abs(controller) <= self.config.action_limit))
+        bad = np.argwhere(~(np.abs(controller) <= limit))
         if len(bad):
             row, column = (int(index) for index in bad[0])
             raise ActionRejected(
                 row,
                 spec.names[column],
                 float(controller[row, column]),
-                self.config.action_limit,
+                limit,
                 memory_step=step,
                 hidden_state=output.hidden_state,
                 base_chunk=output.base_chunk,
