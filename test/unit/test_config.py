@@ -88,8 +88,16 @@ def test_every_parameter_of_the_policy_node_is_described_and_its_default_allowed
     for spec in fields(PolicyNodeConfig):
         assert len(spec.metadata["description"]) > 10, spec.name
     assert {spec.name for spec in fields(PolicyNodeConfig) if not spec.metadata["read_only"]} == {
-        "gate__threshold"
-    }
+        "gate__threshold", "gate__mode", "gate__writes_per_second", "action_limit", "write_rate_window",
+        "image_max_age", "proprio_max_age", "max_skew", "max_future",
+    }  # fmt: skip
+
+
+def test_an_autosave_in_a_folder_that_is_not_there_is_refused_at_configure(tmp_path):
+    PolicyNodeConfig(memory__autosave=str(tmp_path / "memory.safetensors")).check_files()
+    for path in (str(tmp_path / "no" / "memory.safetensors"), "a\0b/m"):
+        with pytest.raises(UserError, match="is in no existing folder; make the folder"):
+            PolicyNodeConfig(memory__autosave=path).check_files()
 
 
 @pytest.mark.parametrize("field", ["checkpoint", "memory__checkpoint"])

@@ -31,6 +31,18 @@ def test_a_cleared_window_is_empty():
     assert (len(window), window.mean()) == (0, 0.0)
 
 
+def test_a_window_of_another_size_keeps_the_latest_numbers():
+    window = SlidingWindow(3)
+    for value in (1, 2, 3):
+        window.add(value)
+    window.resize(2)
+    assert window.mean() == 2.5
+    window.resize(4)
+    for value in (4, 5, 6):
+        window.add(value)
+    assert (len(window), window.mean()) == (4, 4.5)
+
+
 def test_rejections_are_counted_by_reason_and_sorted():
     rejections = Rejections()
     assert [rejections.add(reason) for reason in ("late", "bad", "late")] == [1, 1, 2]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -218,3 +219,61 @@ def test_warming_up_prepares_for_the_instruction_to_come():
     assert backbone.warmed_for == "put the cup down"
     policy.warm_up()
     assert backbone.warmed_for is None
+
+
+def test_a_change_waits_for_a_memory_step_under_way_and_applies_as_a_whole():
+    policy = Policy(TinyBackbone(), tiny_memory())
+    step, changed = policy.memory.step, threading.Event()
+
+    def change():
+        policy.change(threshold=1.0, force=True, action_limit=0.001)
+        changed.set()
+
+    caller = threading.Thread(target=change)
+
+    def while_it_changes(hidden, force):
+        caller.start()
+        assert not changed.wait(0.2)
+        return step(hidden, force)
+
+    policy.memory.step = while_it_changes
+    first = policy.act(observation(1))
+    caller.join(10)
+    policy.memory.step = step
+    assert first.memory_step.threshold == 0.5
+    assert first.memory_step.fired == (first.memory_step.probability > 0.5)
+    with pytest.raises(ActionRejected, match=r"within \+-0.001") as rejected:
+        policy.act(observation(2))
+    assert (rejected.value.memory_step.threshold, rejected.value.memory_step.fired) == (1.0, True)
+
+
+def test_a_change_does_not_wait_for_inference():
+    backbone = TinyBackbone()
+    policy = Policy(backbone, tiny_memory())
+    backbone.release.clear()
+    steps = []
+    caller = threading.Thread(target=lambda: steps.append(policy.act(observation())))
+    caller.start()
+    assert backbone.entered.wait(10)
+    policy.change(threshold=1.0, force=None, action_limit=1.5)
+    backbone.release.set()
+    caller.join(10)
+    assert steps[0].memory_step.threshold == 1.0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"threshold": 1.5}, "threshold"), ({"action_limit": -1.0}, "action_limit")],
+)
+def test_a_change_that_is_refused_changes_nothing(change, message):
+    policy = Policy(TinyBackbone(), tiny_memory())
+    before = (policy.memory.threshold, policy.force, policy.config)
+    with pytest.raises(UserError, match=message):
+        policy.change(**({"threshold": 0.2, "force": True, "action_limit": 1.0} | change))
+    assert (policy.memory.threshold, policy.force, policy.config) == before
+
+
+def test_a_memory_without_a_gated_write_cannot_be_forced():
+    policy = Policy(TinyBackbone(), tiny_memory(variant="no_memory"))
+    with pytest.raises(UserError, match="gate.mode cannot force memory variant 'no_memory'"):
+        policy.change(threshold=0.5, force=False, action_limit=1.5)
