@@ -220,7 +220,10 @@ class PolicyNode(PolicyServices):
 
     def stop(self) -> None:
         """Withhold chunks, say so, and end the threads."""
-        self._run.close("stopping")
+        if self._run.running and self.executor is not None:
+            self._run.close("stopping")
+            for _ in range(3):  # the first may only end a wait that was begun: let the goal's result leave
+                self.executor.spin_once(timeout_sec=0.0)
         if self.worker is not None and self.worker.active:
             self.worker.set_active(False)
         self._problem = self._problem or "stopping"

@@ -91,7 +91,6 @@ def run(make_node: Callable[[], Node], name: str) -> None:
     finally:
         if node is not None:
             node.stop()  # type: ignore[attr-defined]
-            executor.spin_once(timeout_sec=0.0)  # lets the result of a goal that it ended leave
             code = code or node.exit_code  # type: ignore[attr-defined]
             executor.shutdown(timeout_sec=1.0)
             node.destroy_node()

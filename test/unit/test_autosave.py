@@ -45,7 +45,9 @@ def accept(saved):
 
 def test_what_is_saved_is_read_back_to_the_bit(made, memory):
     chunk = np.random.default_rng(0).standard_normal((8, 7)).astype(np.float32)
-    saved = Saved(memory.state_dict(), EPISODE, 12345678901234567, chunk, {"level": 0.1 + 0.2, "ages": [3, 1]})
+    saved = Saved(
+        memory.state_dict(), EPISODE, 12345678901234567, chunk, {"level": 0.1 + 0.2, "ages": [3, 1]}
+    )
     made[0].save(saved, 5, 1)
     found = made[0].read(accept)
     assert (found.episode, found.stamp_ns, found.budget) == (EPISODE, saved.stamp_ns, saved.budget)

@@ -35,7 +35,11 @@ def test_without_a_budget_everything_is_as_without_settings():
     made = steps(policy, settings, 40)
     expected = [plain.act(Observation({}, np.zeros(8, np.float32), "go", s)).memory_step for s in range(40)]
     for one, other in zip(made, expected, strict=True):
-        assert (one.fired, one.probability, one.threshold) == (other.fired, other.probability, other.threshold)
+        assert (one.fired, one.probability, one.threshold) == (
+            other.fired,
+            other.probability,
+            other.threshold,
+        )
         assert one.output.tobytes() == other.output.tobytes()
     for name, array in plain.memory.state_dict().items():
         assert array.tobytes() == policy.memory.state_dict()[name].tobytes()
