@@ -31,7 +31,8 @@ class PolicyServices(LifecycleNode):
         self.create_service(Trigger, "~/clear_fault", self._on_clear_fault)
         self.create_service(SaveMemory, "~/save_memory", self._on_save_memory)
         self.create_service(LoadMemory, "~/load_memory", self._on_load_memory)
-        # Volatile: matched by latched publishers too. Every message counts, not only the newest.
+        # Volatile: matched by latched publishers too. Every message counts, not only the newest. Made before the cameras'
+        # subscriptions, it is served before them when both wait.
         self.create_subscription(Bool, "estop", self._on_estop, qos.RELIABLE)
         self._run = RunAction(self, lambda: self.worker, lambda: self._instruction)
 

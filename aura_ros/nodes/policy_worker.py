@@ -78,6 +78,7 @@ class PolicyWorker:
         self.hold = Hold("waiting for observations", missing=True)
         self._rejected: Hold | None = None
         self._episode: Episode | None = None
+        self._resumed: Episode | None = None  # of a restored memory, until it is announced again
         self.answered_at = -math.inf  # steady clock, seconds
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="policy-worker", daemon=True)
@@ -159,7 +160,7 @@ class PolicyWorker:
 
     def _go_on_from(self, saved: Saved) -> None:
         """Answer the last observation again instead of stepping on it: its chunk may not have arrived."""
-        self._episode = saved.episode or self._episode
+        self._resumed = saved.episode
         if saved.stamp_ns is None:
             return
         answer = None
@@ -205,9 +206,11 @@ class PolicyWorker:
         identity: what else tells it from others, since every run of a simulator may begin at the same stamp.
         """
         with self._lock:
-            if self._episode == (stamp_ns, identity):
+            known = (stamp_ns, identity) in (self._episode, self._resumed)
+            self._episode, self._resumed = (stamp_ns, identity), None
+            if known:
+                self.wake()
                 return
-            self._episode = (stamp_ns, identity)
             # What is left of the episode before must not be the first observation of this one.
             self.inputs.streams.clear()
             if self.config.reset == "never":
@@ -223,7 +226,7 @@ class PolicyWorker:
     def episode_finished(self) -> None:
         """No observation belongs to an episode until the next one starts."""
         with self._lock:
-            self._episode = None
+            self._episode = self._resumed = None
 
     def clear_fault(self) -> str:
         """Unlatch; returns the fault that was. The next observation may come at any distance from the last."""

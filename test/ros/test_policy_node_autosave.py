@@ -227,3 +227,19 @@ def test_a_memory_that_is_loaded_is_also_that_of_the_file(ros, path, tmp_path):
     assert driver.call("load_memory", path=other).success
     assert load_file(path)["fast_weights"].tobytes() == load_file(other)["fast_weights"].tobytes()
     assert running.node.set_parameters([Parameter("memory.autosave", value="")])[0].successful is False
+
+
+def test_after_a_restart_observations_wait_until_the_episode_is_known_to_be_the_same(ros, path):
+    running = loop(ros, memory__autosave=str(path))
+    driver, node = running.driver, running.node
+    driver.query(0)
+    driver.finish_episode()  # the latched topic says nothing of the next one yet
+    ros.spin_until(lambda: node.worker._episode is None, what="the episode's end")
+    assert (node.trigger_deactivate(), node.trigger_activate()) == (SUCCESS, SUCCESS)
+    driver.send(stamp_of(1))
+    driver.wait_for_state(PolicyStatus.WAITING, "waiting for the episode's start")
+    assert len(driver.chunks) == 1
+    driver.start_episode(1)
+    ros.spin_until(lambda: node.worker._episode is not None, what="the next episode")
+    driver.query(0)
+    assert node.worker.policy.memory.steps == 1
