@@ -76,7 +76,7 @@ class Arm:
         self.position, self.velocity = home.copy(), np.zeros(len(home))
         self.gripper = self._gripper_goal = 1.0
         self.travel = np.zeros(len(home))
-        self.halts = self.dropped = self.stops_after_estop = 0
+        self.halts = self.bound_halts = self.dropped = self.stops_after_estop = 0
         self.largest_gap_s = 0.0
         self.estopped = False
         self._forbidden_ns: dict[str, int] = {}  # violation -> since when
@@ -236,6 +236,7 @@ class Arm:
             "commands": dict(self.judge.commands),
             "dropped_commands": self.dropped,
             "halts": self.halts,
+            "bound_halts": self.bound_halts,
             "stops_after_estop": self.stops_after_estop,
             "joint_travel": {
                 name: round(float(way), 6) for name, way in zip(self.names, self.travel, strict=True)
@@ -283,7 +284,10 @@ class Arm:
         return wanted / max(1.0, float(np.max(np.abs(wanted) / self.chain.velocity)))
 
     def _tell_limits(self, drive: Any, velocity: Array) -> None:
-        """Say once that velocities drive a joint into its limit. Positions beyond it are judged as commands."""
+        """Say once that velocities drive a joint into its limit. Positions beyond it are judged as commands.
+
+        Who sends a twist doesn't know the joints: there Servo halts at their bounds, and that is counted, no violation.
+        """
         if isinstance(drive, Route):
             self._at_limit[:] = False
             return
@@ -292,6 +296,9 @@ class Arm:
             (self.position >= chain.upper) & (velocity > 1e-3)
         )
         for joint in np.flatnonzero(driven & ~self._at_limit):
+            if isinstance(drive, Twist):
+                self.bound_halts += 1
+                continue
             text = f"driven into its limit {self.position[joint]:.4g}"
             self.judge.report("position_limit", "velocities", f"{self.names[joint]} {text}")
         self._at_limit = driven

@@ -1,6 +1,6 @@
 """Policy, player and arm as processes, and one fault after the other: no unsafe command, and every fault has its name.
 
-The arm judges the commands, not the player. The short run goes through every fault once; the slow one does so for ten minutes.
+The arm judges the commands, not the player. The short run has every fault once, the slow one ten minutes of them.
 """
 
 import json
@@ -72,11 +72,20 @@ class Stack:
         return process
 
     def _change(self, name, transition):
+        """Ask until it is answered: a killed process's service is still in the graph, and answers nobody."""
         client = self.node.create_client(ChangeState, f"{name}/change_state")
+        asked = []
+
+        def done():
+            if not asked or (not asked[-1][1].done() and time.monotonic() > asked[-1][0] + 5.0):
+                request = ChangeState.Request(transition=Transition(id=transition))
+                asked.append((time.monotonic(), client.call_async(request)))
+            return any(future.done() for _, future in asked)
+
         self.ros.spin_until(client.service_is_ready, timeout=60, what=name)
-        future = client.call_async(ChangeState.Request(transition=Transition(id=transition)))
-        self.ros.spin_until(future.done, timeout=60, what=f"a transition of {name}")
-        assert future.result().success, name
+        self.ros.spin_until(done, timeout=60, what=f"transition {transition} of {name}")
+        assert next(future for _, future in asked if future.done()).result().success, name
+        self.node.destroy_client(client)
 
     def _heard(self, msg):
         self.state = [*self.state[-500:], msg]
