@@ -35,10 +35,14 @@ class PlayerReport:
 
 @dataclass
 class QuerySchedule:
-    """A grid of queries, `step_ns` nanoseconds apart by the steady clock."""
+    """A grid of queries, `step_ns` nanoseconds apart by the steady clock.
+
+    next_ns: when the next one may be; due_ns: when the last one might have been; 0: at any time.
+    """
 
     step_ns: int
-    _next_ns: int = 0
+    next_ns: int = 0
+    due_ns: int = 0
     _last_ns: int | None = None
     _used: dict[str, int] = field(default_factory=dict)
 
@@ -49,19 +53,22 @@ class QuerySchedule:
         causing a burst. early: do not wait for the grid, which then begins anew here; but never is a query less than half
         a period after the last one, for the memory was trained at its period.
         """
-        if steady_ns < self._begin_ns(early) or stamps == self._used:
+        begin_ns = self._begin_ns(early)
+        if steady_ns < begin_ns or stamps == self._used:
             return False
+        # Asked for early, it was not due before somebody said so.
+        self.due_ns = steady_ns if early else begin_ns
         self._used, self._last_ns = dict(stamps), steady_ns
-        following = self._next_ns + self.step_ns
-        on_grid = self._next_ns <= steady_ns < following
-        self._next_ns = following if on_grid else steady_ns + self.step_ns
+        following = self.next_ns + self.step_ns
+        on_grid = self.next_ns <= steady_ns < following
+        self.next_ns = following if on_grid else steady_ns + self.step_ns
         return True
 
     def _begin_ns(self, early: bool) -> int:
         """When the next query may be."""
         half = 0 if self._last_ns is None else self._last_ns + self.step_ns // 2
-        return half if early else max(self._next_ns, half)
+        return half if early else max(self.next_ns, half)
 
     def clear(self) -> None:
         """Forget: a new epoch begins, and its first query is due at once."""
-        self._next_ns, self._last_ns, self._used = 0, None, {}
+        self.next_ns, self.due_ns, self._last_ns, self._used = 0, 0, None, {}

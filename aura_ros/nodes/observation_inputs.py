@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,11 +16,13 @@ from rclpy.qos import QoSProfile
 from rclpy.validate_topic_name import validate_topic_name
 from sensor_msgs.msg import CompressedImage, Image, JointState
 
+from aura_ros.control.statistics import SlidingWindow
 from aura_ros.control.streams import Ready, Streams
 from aura_ros.errors import UserError
 from aura_ros.nodes import conversions
 from aura_ros.types import Observation
 
+CALLBACKS_REMEMBERED = 2000
 FORMS = "'pose:<topic>' or 'joints:<topic>:<joint>,<joint>,...'"
 
 
@@ -87,6 +90,7 @@ class ObservationInputs:
                     f"proprio.sources use topic '{source.topic}' both as a pose and as joints; one topic has one type"
                 )
         self.streams = Streams([*self.image_streams, *topics], steady_ns)
+        self.callback_ms = SlidingWindow(CALLBACKS_REMEMBERED)
         self._node = node
         self._subscriptions: list[Any] = []
         image_type, suffix = (CompressedImage, "/compressed") if compressed else (Image, "")
@@ -101,7 +105,9 @@ class ObservationInputs:
 
     def _subscribe(self, kind: type, topic: str, stream: str, qos: QoSProfile) -> None:
         def store(msg: Any) -> None:
+            begun = time.perf_counter()
             self.streams.put(stream, msg, conversions.to_ns(msg.header.stamp))
+            self.callback_ms.add((time.perf_counter() - begun) * 1e3)
 
         self._subscriptions.append(self._node.create_subscription(kind, topic, store, qos))
 

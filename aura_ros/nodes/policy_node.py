@@ -331,9 +331,9 @@ class PolicyNode(PolicyServices):
         while not self._stop.wait(HEARTBEAT_S):
             worker = self.worker
             try:
-                msg = self._publish_status(worker)
+                msg, name = self._publish_status(worker), self.get_fully_qualified_name()
                 if beats % DIAGNOSTICS_EVERY == 0:
-                    self._diagnostics_pub.publish(status.diagnostics(self.get_fully_qualified_name(), msg))
+                    self._diagnostics_pub.publish(status.diagnostics(name, msg, status.timings(worker)))
             except Exception:
                 if self._stop.is_set() or not self.context.ok():
                     return  # the node is being destroyed

@@ -57,6 +57,7 @@ class PolicyWorker:
         spec = policy.backbone.info.action
         self.step_ns = round(policy.memory.config.memory_step_period * spec.period_s * NS)
         self.latency_ms = SlidingWindow(config.latency_window)
+        self.overhead_ms = SlidingWindow(config.latency_window)  # from usable to published, less inference
         self.rejections = Rejections()
         self._lockstep = Lockstep(self.step_ns)
         self.realtime = Realtime(inputs, self.step_ns, round(spec.period_s * NS), now_ns)
@@ -182,10 +183,6 @@ class PolicyWorker:
         self.instruction = instruction
         self.wake()
 
-    def set_threshold(self, threshold: float) -> None:
-        """Of the gate, from the next memory step on."""
-        self.apply(dataclasses.replace(self.config, gate__threshold=threshold))
-
     def apply(self, config: PolicyNodeConfig) -> None:
         """Use the run-time parameters of a configuration from the next memory step on, all of them.
 
@@ -256,7 +253,7 @@ class PolicyWorker:
             with streams.changed:
                 if streams.version == seen:
                     # The time-out is for real time, where time alone makes an observation due or stale.
-                    streams.changed.wait(0.02 if self.config.mode == "realtime" else 0.1)
+                    streams.changed.wait(self.realtime.wait_s() if self.config.mode == "realtime" else 0.1)
                 seen = streams.version
             try:
                 self._look()
@@ -378,6 +375,7 @@ class PolicyWorker:
             self.realtime.answered(self.latency_ms.percentiles(95)[0])
             # With `reset: never` an episode may have begun meanwhile: it gets the memory step, not the chunk.
             lockstep.answer = self._publish(result, self._may_leave() and lockstep is self._lockstep)
+            self.overhead_ms.add(self.realtime.waited_ms(ready) - elapsed_ms)
             if isinstance(step, ActionRejected):
                 self._latch(str(step))
 

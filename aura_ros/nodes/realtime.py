@@ -12,6 +12,7 @@ from aura_ros.nodes.stepped import Inputs
 
 # A simulated clock that goes back by less than this is jitter of its publisher.
 BACKWARD_JUMP_NS = NS // 10
+LONGEST_WAIT_S = 0.02
 
 
 class Realtime:
@@ -45,6 +46,16 @@ class Realtime:
         now, last = self._now_ns(), self._last_now_ns
         self._last_now_ns = now
         return last - now if last is not None and now < last - BACKWARD_JUMP_NS else 0
+
+    def wait_s(self) -> float:
+        """How long the worker may wait for a message: time alone makes an observation due, and stale."""
+        left_s = (self._schedule.next_ns - time.monotonic_ns()) / NS
+        return left_s if 0.0 < left_s < LONGEST_WAIT_S else LONGEST_WAIT_S
+
+    def waited_ms(self, ready: Ready) -> float:
+        """Milliseconds since an observation could be inferred on: all of it had come, and its time had."""
+        came_ns = max(sample.arrival_ns for sample in ready.samples.values())
+        return (time.monotonic_ns() - max(came_ns, self._schedule.due_ns)) / 1e6
 
     def answered(self, latency_ms: float) -> None:
         """A chunk leaves; latency_ms: what one takes to come, of the slower ones."""

@@ -64,8 +64,17 @@ def _state(worker: PolicyWorker, problem: str) -> tuple[int, str]:
     return PolicyStatus.RUNNING, ""
 
 
-def diagnostics(node_name: str, status: PolicyStatus) -> DiagnosticArray:
-    """The heartbeat for `/diagnostics` and its aggregators."""
+def timings(worker: PolicyWorker | None) -> dict[str, float]:
+    """What the node itself costs, milliseconds: callbacks, and a query beside its inference."""
+    if worker is None:
+        return {}
+    overhead, callback = worker.overhead_ms.percentiles(50, 99), worker.inputs.callback_ms.percentiles(50, 99)
+    names = ("overhead_ms p50", "overhead_ms p99", "callback_ms p50", "callback_ms p99")
+    return {name: round(value, 3) for name, value in zip(names, (*overhead, *callback), strict=True)}
+
+
+def diagnostics(node_name: str, status: PolicyStatus, costs: dict[str, float]) -> DiagnosticArray:
+    """The heartbeat for `/diagnostics` and its aggregators; costs: as `timings` has them."""
     state = STATE_NAMES[status.state]
     entry = DiagnosticStatus(
         level=LEVELS.get(status.state, DiagnosticStatus.WARN),
@@ -81,6 +90,7 @@ def diagnostics(node_name: str, status: PolicyStatus) -> DiagnosticArray:
         ("inference_p50_ms", round(status.inference_p50_ms, 3)),
         ("inference_p95_ms", round(status.inference_p95_ms, 3)),
         ("inference_p99_ms", round(status.inference_p99_ms, 3)),
+        *costs.items(),
     ]
     values += [
         (f"age_ms {n}", round(a, 1)) for n, a in zip(status.streams, status.stream_age_ms, strict=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from aura_ros.control.statistics import SlidingWindow
 from aura_ros.control.streams import Ready, Streams
 from aura_ros.memory import MemoryStep
 from aura_ros.types import ActionChunk, FloatArray, Observation
@@ -15,6 +16,7 @@ class Inputs(Protocol):
 
     streams: Streams
     image_streams: list[str]
+    callback_ms: SlidingWindow
 
     def decode(self, ready: Ready, instruction: str) -> Observation:
         """Turn messages into an observation; raises UserError for a broken one."""

@@ -294,7 +294,7 @@ def test_a_gate_event_tells_the_threshold_that_was_compared_with(running, monkey
 
     def changed_meanwhile(observation):
         step = act(observation)
-        running.worker.set_threshold(1.0)
+        running.worker.apply(dataclasses.replace(running.worker.config, gate__threshold=1.0))
         return step
 
     monkeypatch.setattr(policy, "act", changed_meanwhile)

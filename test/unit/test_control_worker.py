@@ -1,5 +1,6 @@
 """The policy's worker without ROS: what must hold whatever moment a call comes at."""
 
+from dataclasses import replace
 import threading
 import time
 
@@ -446,11 +447,13 @@ def test_a_query_waits_for_a_warm_up_that_is_still_under_way(rig):
 
 
 def test_the_threshold_told_is_the_one_compared_with_though_it_changes_before_publishing(rig):
-    rig.worker.set_threshold(0.0)
+    rig.worker.apply(replace(rig.worker.config, gate__threshold=0.0))
     rig.query_in_flight(STEP_NS)
-    rig.worker.set_threshold(0.25)  # during inference: in time
+    rig.worker.apply(replace(rig.worker.config, gate__threshold=0.25))  # during inference: in time
     rig.backbone.release.set()
-    rig.on_publish = lambda: rig.worker.set_threshold(1.0)  # after the gate: too late
+    rig.on_publish = lambda: rig.worker.apply(
+        replace(rig.worker.config, gate__threshold=1.0)
+    )  # after the gate: too late
     rig.wait(1)
     told = rig.results[0].memory_step
     assert told.threshold == 0.25
@@ -502,7 +505,7 @@ def a_part_missing(state):
 
 @pytest.mark.parametrize("spoil", [nan, other_shape, other_type, negative_count, a_part_missing])
 def test_a_state_that_does_not_fit_is_refused_before_an_epoch_begins(rig, tmp_path, spoil):
-    rig.worker.set_threshold(0.0)
+    rig.worker.apply(replace(rig.worker.config, gate__threshold=0.0))
     rig.query(STEP_NS)
     state, epoch = rig.memory.state_dict(), rig.worker.epoch
     spoiled = dict(state)
@@ -518,7 +521,7 @@ def test_a_state_that_does_not_fit_is_refused_before_an_epoch_begins(rig, tmp_pa
 
 def test_the_state_saved_while_a_query_is_under_way_is_the_one_before_it(rig, tmp_path):
     path = tmp_path / "m.safetensors"
-    rig.worker.set_threshold(0.0)
+    rig.worker.apply(replace(rig.worker.config, gate__threshold=0.0))
     rig.query(STEP_NS)
     before = rig.memory.state_dict()["fast_weights"]
     rig.query_in_flight(2 * STEP_NS)
