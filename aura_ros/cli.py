@@ -20,6 +20,8 @@ import tyro
 from aura_ros.backbones.openvla_oft.layout import FolderOptions
 from aura_ros.bench.backbone_config import OPTIONS as BENCH_OPTIONS
 from aura_ros.bench.backbone_config import BackboneBenchConfig
+from aura_ros.bench.node_config import OPTIONS as NODE_BENCH_OPTIONS
+from aura_ros.bench.node_config import NodeBenchConfig
 from aura_ros.certify_command import Certify, run_certify
 from aura_ros.collect_command import Collect, run_collect
 from aura_ros.endless_command import Endless, run_endless
@@ -174,10 +176,23 @@ BenchBackbone.__doc__ = (
     "Time one query of OpenVLA-OFT here, and each saving against the reference's forward pass."
 )
 
+BenchNode = dataclasses.make_dataclass(
+    "BenchNode",
+    [
+        *_options(NodeBenchConfig, **NODE_BENCH_OPTIONS),
+        (
+            "json",
+            Annotated[Path | None, _help("write the numbers to this file", "PATH", "none")],
+            dataclasses.field(default=None),
+        ),
+    ],
+)
+BenchNode.__doc__ = "Measure what policy node and player cost beside inference, as real processes."
+
 
 GROUPS: dict[str, dict[str, type]] = {
     "checkpoint": {"inspect": Inspect, "convert": Convert},
-    "bench": {"backbone": BenchBackbone},
+    "bench": {"backbone": BenchBackbone, "node": BenchNode},
     "recall": RECALL_COMMANDS,
     "train": {"backbone": TrainBackbone, "memory": TrainMemory},
 }
@@ -257,11 +272,20 @@ def run_bench_backbone(command: Any) -> int:
     return run(config, command.json)
 
 
+def run_bench_node(command: Any) -> int:
+    """Run `aura bench node`; returns the exit status."""
+    from aura_ros.node_bench_command import run_node_bench
+
+    values = read_options(vars(command), NodeBenchConfig, NODE_BENCH_OPTIONS, NOT_GIVEN)
+    return run_node_bench(NodeBenchConfig(**values), command.json)
+
+
 RUNNERS: dict[type, Callable[[Any], int]] = {
     Sim: run_sim,
     Inspect: run_inspect,
     Convert: run_convert,
     BenchBackbone: run_bench_backbone,
+    BenchNode: run_bench_node,
     **dict.fromkeys(RECALL_COMMANDS.values(), run_recall),
     Certify: run_certify,
     Endless: run_endless,

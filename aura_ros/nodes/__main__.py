@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 
-NODES = ("policy_node", "libero_sim", "gate_recorder", "chunk_player")
+NODES = ("policy_node", "libero_sim", "gate_recorder", "chunk_player", "synthetic_source")
 
 
 def main() -> None:

@@ -5,7 +5,6 @@ No rclpy here: the node injects clocks, inputs and what to do with a result.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import threading
 import time

@@ -16,7 +16,7 @@ SHARED = {"", "config", "errors", "files", "geometry", "types", "share"}
 FRONT = {
     "__main__", "certify_command", "checkpoint_command", "cli", "collect_command", "doctor",
     "endless_command", "eval_command", "expert_command", "index_command", "memory_command", "panel_base", "panel_command",
-    "preflight",
+    "node_bench_command", "preflight",
     "recall_command", "rollouts_command", "sim_run", "states", "train_command",
 }  # fmt: skip
 # Who may import whom; a folder may always import itself and SHARED.

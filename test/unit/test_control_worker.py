@@ -1,8 +1,8 @@
 """The policy's worker without ROS: what must hold whatever moment a call comes at."""
 
-from dataclasses import replace
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
