@@ -20,8 +20,8 @@ import tyro
 from aura_ros.backbones.openvla_oft.layout import FolderOptions
 from aura_ros.bench.backbone_config import OPTIONS as BENCH_OPTIONS
 from aura_ros.bench.backbone_config import BackboneBenchConfig
-from aura_ros.bench.node_config import OPTIONS as NODE_BENCH_OPTIONS
-from aura_ros.bench.node_config import NodeBenchConfig
+from aura_ros.nodes.bench_config import OPTIONS as NODE_BENCH_OPTIONS
+from aura_ros.nodes.bench_config import NodeBenchConfig
 from aura_ros.certify_command import Certify, run_certify
 from aura_ros.collect_command import Collect, run_collect
 from aura_ros.endless_command import Endless, run_endless

@@ -1,7 +1,7 @@
 """What the nodes cost: real processes, cameras streaming, a player at its rate; and an active node with nothing to do.
 
-Callbacks and overhead are the policy node's own measurements, and the period's error the player's, from `/diagnostics`. CPU is what
-the kernel counted for the process.
+Callbacks and overhead are the policy node's own measurements, and the period's error the player's, from `/diagnostics`.
+CPU is what the kernel counted for the process.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
 from rclpy.signals import SignalHandlerOptions
 
-from aura_ros.bench.node_config import NodeBenchConfig
+from aura_ros.nodes.bench_config import NodeBenchConfig
 from aura_ros.errors import UserError
 from aura_ros.msg import ActionChunk
 from aura_ros.nodes import conversions, qos

@@ -36,7 +36,10 @@ GENERATED = ("aura_ros.msg", "aura_ros.srv", "aura_ros.action")
 # "About 400": past it, ask what the second job is.
 LONGEST = 400
 # Modules of nodes/ that the command line reads before ROS is needed.
-READ_EARLY = {"aura_ros.nodes.options", "aura_ros.nodes.policy_config", "aura_ros.nodes.sim_config"}
+READ_EARLY = {
+    f"aura_ros.nodes.{name}"
+    for name in ("options", "policy_config", "sim_config", "player_config", "bench_config")
+}
 NODES_WITHOUT_ROS = {"aura_ros.nodes", *READ_EARLY}
 
 
