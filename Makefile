@@ -7,7 +7,7 @@ SOURCES := $(shell find aura_ros msg srv action launch config checkpoints resour
 export MUJOCO_GL ?= osmesa
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: demo test test-all test-launch lint install clean
+.PHONY: demo test test-all test-launch test-jazzy lint install clean
 .DEFAULT_GOAL := help
 
 help:
@@ -15,6 +15,7 @@ help:
 	@echo "make test         the test suite (about 10 minutes on 2 cores)"
 	@echo "make test-all     the same with the slow tests; installs Ray for them"
 	@echo "make test-launch LAUNCH_SRC=DIR   launch tests against the launch sources in DIR"
+	@echo "make test-jazzy   the ROS tests on Jazzy's wheels, in .venv-jazzy"
 	@echo "make lint         ruff and mypy"
 
 demo: install
@@ -31,6 +32,14 @@ test-all: install
 test-launch: install
 	@test -d "$(LAUNCH_SRC)" || { echo "test-launch: LAUNCH_SRC='$(LAUNCH_SRC)' is not a folder; give one with checkouts of ros2/launch, ros2/launch_ros, ros2/ros2cli, ros2/rosidl_runtime_py and ros2/rcl_interfaces"; exit 2; }
 	$(PY) tools/launch_prefix.py "$(LAUNCH_SRC)" build/launch $(PY) -m pytest -v test/launch
+
+test-jazzy:
+	@test -x .venv-jazzy/bin/python || $(PYTHON) -m venv .venv-jazzy
+	.venv-jazzy/bin/python tools/requirements.py --ros jazzy test > .venv-jazzy/requirements.txt
+	grep -v '^ros-' constraints.txt > .venv-jazzy/constraints.txt
+	.venv-jazzy/bin/python -m pip install -q -c .venv-jazzy/constraints.txt -r .venv-jazzy/requirements.txt
+	ROS_DISTRO=jazzy .venv-jazzy/bin/python -m pip install -q --no-build-isolation --no-deps --force-reinstall .
+	ROS_DISTRO=jazzy .venv-jazzy/bin/python -m pytest -m "not slow" test/ros
 
 lint: install
 	$(PY) -m ruff check .

@@ -20,8 +20,6 @@ import tyro
 from aura_ros.backbones.openvla_oft.layout import FolderOptions
 from aura_ros.bench.backbone_config import OPTIONS as BENCH_OPTIONS
 from aura_ros.bench.backbone_config import BackboneBenchConfig
-from aura_ros.nodes.bench_config import OPTIONS as NODE_BENCH_OPTIONS
-from aura_ros.nodes.bench_config import NodeBenchConfig
 from aura_ros.certify_command import Certify, run_certify
 from aura_ros.collect_command import Collect, run_collect
 from aura_ros.endless_command import Endless, run_endless
@@ -30,6 +28,8 @@ from aura_ros.eval_command import Eval, run_eval
 from aura_ros.expert_command import Expert, run_expert_command
 from aura_ros.index_command import Index, run_index
 from aura_ros.memory_command import TrainMemory, run_train_memory
+from aura_ros.nodes.bench_config import OPTIONS as NODE_BENCH_OPTIONS
+from aura_ros.nodes.bench_config import NodeBenchConfig
 from aura_ros.nodes.options import POLICY_OPTIONS, SIM_OPTIONS, read_options
 from aura_ros.nodes.policy_config import PolicyNodeConfig
 from aura_ros.nodes.sim_config import SimNodeConfig

@@ -9,8 +9,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from aura_ros.nodes.bench_config import NodeBenchConfig
 from aura_ros.files import write_json
+from aura_ros.nodes.bench_config import NodeBenchConfig
 from aura_ros.preflight import check_json, prepare_environment, ros_domain_of_its_own
 from aura_ros.share import share_directory
 

@@ -27,10 +27,10 @@ from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
 from rclpy.signals import SignalHandlerOptions
 
-from aura_ros.nodes.bench_config import NodeBenchConfig
 from aura_ros.errors import UserError
 from aura_ros.msg import ActionChunk
 from aura_ros.nodes import conversions, qos
+from aura_ros.nodes.bench_config import NodeBenchConfig
 from aura_ros.types import LIBERO_ACTION_SPEC
 
 START_S = 60.0
