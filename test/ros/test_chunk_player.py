@@ -1,6 +1,7 @@
 """The chunk player from the outside: what reaches the robot's command topics, and what it says of itself."""
 
 import signal
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -41,9 +42,11 @@ KINDS = {"twist": TwistStamped, "joint_trajectory": JointTrajectory, "float64_ar
 class Policy:
     """A stand-in policy and robot: publishes chunks and joint states, collects commands and states."""
 
-    def __init__(self, ros, command_type="twist", mode=ControlMode.CARTESIAN_DELTA, columns=TWIST):
+    def __init__(
+        self, ros, command_type="twist", mode=ControlMode.CARTESIAN_DELTA, columns=TWIST, namespace="/"
+    ):
         self.ros, self.mode, self.columns = ros, mode, columns
-        self.node = node = ros.node("stand_in")
+        self.node = node = ros.node("stand_in", namespace=namespace)
         self._chunks = node.create_publisher(ActionChunk, "action_chunk", qos.RELIABLE)
         self._joints = node.create_publisher(JointState, "joint_states", qos.SENSOR_QUEUE)
         self.stops = node.create_publisher(Bool, "estop", qos.RELIABLE)
@@ -109,13 +112,12 @@ class Policy:
         return future.result().success, future.result().message
 
 
-def start(ros, command_type="twist", activate=True, **parameters):
+def start(ros, command_type="twist", activate=True, namespace="/", **parameters):
     values = {"command_type": command_type, **parameters}
-    node = ros.add(
-        ChunkPlayer(parameter_overrides=[Parameter(name, value=value) for name, value in values.items()])
-    )
+    overrides = [Parameter(name, value=value) for name, value in values.items()]
+    node = ros.add(ChunkPlayer(parameter_overrides=overrides, namespace=namespace))
     mode, columns = node.config.mode, node.config.columns
-    policy = Policy(ros, command_type, mode, columns)
+    policy = Policy(ros, command_type, mode, columns, namespace)
     assert node.trigger_configure() is not None
     if activate:
         node.trigger_activate()
@@ -325,6 +327,46 @@ def test_velocities_are_sent_again_between_rows_for_controllers_that_time_out(ro
     assert len(moving) >= 20
     stamps = [conversions.to_ns(msg.header.stamp) for msg in moving]
     assert stamps == sorted(stamps)
+
+
+def test_a_tick_that_takes_longer_than_a_period_is_told_as_a_rate_and_is_not_made_up_for_in_a_burst(ros):
+    running = start(ros)
+    policy, publisher, times = running.policy, running.node._command_pub, []
+
+    class Slow:
+        """A driver whose middleware takes 30 ms, at 50 Hz, and once half a second."""
+
+        topic_name = publisher.topic_name
+
+        def publish(self, msg):
+            times.append(time.monotonic())
+            time.sleep(0.5 if len(times) == 60 else 0.03 if len(times) < 60 else 0.0)
+            publisher.publish(msg)
+
+    running.node._command_pub = Slow()
+    try:
+        policy.chunk(rows(*[0.001] * 200), period=0.02)
+        policy.wait(lambda: len(times) >= 59, "late ticks")
+        policy.diagnostics.clear()
+        policy.wait(lambda: policy.diagnostics, "diagnostics")
+        policy.wait(lambda: len(times) >= 90, "ticks after a long one")
+    finally:
+        running.node._command_pub = publisher
+    told = {value.key: value.value for value in policy.diagnostics[-1].status[0].values}
+    assert float(told["wanted_rate_hz"]) == 50.0
+    assert float(told["rate_hz"]) < 35.0
+    # Half a second holds 25 periods: made up for, they would come at once. One tick may, and a busy machine has a few.
+    after = np.diff(times[60:])
+    assert (after < 0.01).sum() <= 3
+    assert np.median(after) > 0.015
+
+
+def test_two_robots_in_two_namespaces_do_not_hear_each_other(ros):
+    left, right = (start(ros, namespace=namespace) for namespace in ("/left", "/right"))
+    left.policy.chunk(rows(*[0.01] * 8))
+    left.policy.wait(lambda: len(left.policy.commands) >= 8, "the left arm's rows")
+    assert right.policy.commands == []
+    assert {state.state for state in right.policy.states} == {ChunkState.IDLE}
 
 
 def test_deactivation_stops_the_robot(ros):
