@@ -109,7 +109,14 @@ class ObservationInputs:
             self.streams.put(stream, msg, conversions.to_ns(msg.header.stamp))
             self.callback_ms.add((time.perf_counter() - begun) * 1e3)
 
-        self._subscriptions.append(self._node.create_subscription(kind, topic, store, qos))
+        try:
+            self._subscriptions.append(self._node.create_subscription(kind, topic, store, qos))
+        except Exception as error:
+            # Not every distribution's message names the topic.
+            reason = " ".join(str(error).split())
+            raise UserError(
+                f"topic '{topic}' cannot be subscribed to as {kind.__name__} ({reason}); give each type its own topic"
+            ) from error
 
     def decode(self, ready: Ready, instruction: str) -> Observation:
         """Turn a set of messages into an observation.

@@ -250,7 +250,7 @@ def test_every_node_imports_with_an_rclpy_whose_subscriptions_tell_nothing_of_me
     program = (
         "import importlib, pkgutil, sys\n"
         "import rclpy, rclpy.lifecycle, rclpy.executors, rclpy.subscription\n"
-        "del rclpy.subscription.MessageInfo\n"
+        "vars(rclpy.subscription).pop('MessageInfo', None)\n"
         "import aura_ros.nodes\n"
         "names = [m.name for m in pkgutil.iter_modules(aura_ros.nodes.__path__) if not m.name.startswith('_')]\n"
         "for name in names:\n"
