@@ -19,8 +19,10 @@ from launch_ros.events.lifecycle import ChangeState
 from launch_ros.parameter_descriptions import ParameterValue
 from lifecycle_msgs.msg import Transition
 
+from aura_ros.config import from_text
 from aura_ros.errors import UserError
 from aura_ros.nodes.options import POLICY_OPTIONS, ROBOT_OPTIONS, read_options
+from aura_ros.nodes.player_config import PlayerConfig
 from aura_ros.nodes.policy_config import PolicyNodeConfig
 from aura_ros.share import share_directory
 
@@ -63,7 +65,8 @@ def set_up(context):
     policy = LifecycleNode(
         executable="policy_node", name="policy_node", parameters=[*files, given, waits, leaves], **common
     )
-    shadow = {"shadow": True} if arguments["shadow"].lower() == "true" else {}
+    # A word that is neither is no "false": it would drive the arm.
+    shadow = {"shadow": from_text(PlayerConfig, "shadow", arguments["shadow"])} if arguments["shadow"] else {}
     player = LifecycleNode(
         executable="chunk_player", name="chunk_player", parameters=[*files, shadow, leaves], **common
     )

@@ -72,18 +72,6 @@ def command_values(mode: ControlMode, row: FloatArray, period_s: float) -> Float
     return row
 
 
-def positions(mode: ControlMode, rows: FloatArray, measured: FloatArray | None) -> FloatArray:
-    """Joint positions of rows, float32 [rows, joints]: as they are, or the measured ones with the deltas added up.
-
-    Raises UserError for deltas without measured positions.
-    """
-    if mode == ControlMode.JOINT_POSITION:
-        return rows
-    if measured is None:
-        raise UserError("joint deltas need measured joint positions to start from; none have come")
-    return np.asarray(np.cumsum(rows, axis=0) + measured, np.float32)
-
-
 def stop_values(mode: ControlMode, columns: int, measured: FloatArray | None) -> FloatArray | None:
     """The safe stop: zero for deltas and velocities, the measured positions for positions, never zero.
 

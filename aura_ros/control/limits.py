@@ -10,6 +10,9 @@ import numpy as np
 from aura_ros.errors import UserError
 from aura_ros.types import ControlMode, FloatArray
 
+# Rounding of float32, relative and near zero.
+SLACK, TINY = 1e-5, 1e-9
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -50,7 +53,11 @@ class Limits:
         if not np.isfinite(rows).all():
             row, column = np.argwhere(~np.isfinite(rows))[0]
             return f"row {row} has {self.names[column]} = {rows[row, column]}; finite numbers are needed"
-        outside = (rows < np.asarray(self.lower)) | (rows > np.asarray(self.upper))
+        # float32 rows: a value or a step of exactly the bound is allowed.
+        lower, upper, most = (np.asarray(bound, np.float64) for bound in (self.lower, self.upper, self.step))
+        outside = (rows < lower - np.abs(lower) * SLACK - TINY) | (
+            rows > upper + np.abs(upper) * SLACK + TINY
+        )
         if outside.any():
             row, column = np.argwhere(outside)[0]
             return (
@@ -58,8 +65,7 @@ class Limits:
                 f"{self.lower[column]:g} to {self.upper[column]:g}"
             )
         steps = step_sizes(mode, rows, period_s, before)
-        # float32 rows: a step of exactly the bound is allowed.
-        far = steps > np.asarray(self.step) * (1 + 1e-5) + 1e-9
+        far = steps > most * (1 + SLACK) + TINY
         if far.any():
             row, column = np.argwhere(far)[0]
             size = f"{steps[row, column]:.4g}"

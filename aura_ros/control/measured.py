@@ -9,6 +9,9 @@ import numpy as np
 
 from aura_ros.types import FloatArray
 
+# A stamp that is further ahead is of another clock.
+FUTURE_S = 0.1
+
 
 class MeasuredJoints:
     """The newest position of each joint. Not safe to use from several threads.
@@ -20,11 +23,18 @@ class MeasuredJoints:
         self.joints = tuple(joints)
         self._newest: dict[str, tuple[float, float]] = {}
 
-    def update(self, names: Sequence[str], positions: Sequence[float], now_s: float) -> str:
+    def update(
+        self, names: Sequence[str], positions: Sequence[float], now_s: float, age_s: float, max_age_s: float
+    ) -> str:
         """Take a message's joints; others are left alone. Returns what is wrong with it; empty: nothing.
 
-        A position that is not finite is not taken: it grows old like one that does not come.
+        age_s: of its stamp, by the stamps' clock. A message that is too old or from the future, and a position that is not
+        finite, are not taken: what is known grows old as if they had not come.
         """
+        if not -FUTURE_S <= age_s <= max_age_s:
+            if not any(name in self.joints for name in names):
+                return ""
+            return f"joint states are {age_s:.3f} s old; allowed: {max_age_s:g} s"
         if len(positions) < len(names):
             return f"joint states have {len(positions)} positions for {len(names)} names"
         wrong = ""

@@ -83,18 +83,16 @@ class Playback:
 
     Offer chunks as they come; ask for the next row once a period. Times are nanoseconds of the clock of the stamps.
 
-    timeout_ns: without a fresh chunk for so long, `timed_out`. cross_fade: rows over which a new chunk takes over from the
-    old one's; 0: at once. unfaded: columns that take over at once all the same: half a gripper is neither plan.
+    cross_fade: rows over which a new chunk takes over from the old one's; 0: at once. unfaded: columns that take over at
+    once all the same: half a gripper is neither plan.
     """
 
-    timeout_ns: int
     cross_fade: int = 0
     unfaded: tuple[int, ...] = ()
     chunk: Rows | None = None
     _next: int = 0  # row of the chunk to be played next
     _first: bool = False
     _newest: tuple[int, int] = (-1, -1)  # epoch and sequence
-    _fresh_ns: int | None = None  # when the last chunk was accepted
     _played_ns: deque[int] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
 
     def consumed_since(self, stamp_ns: int) -> int:
@@ -111,7 +109,7 @@ class Playback:
 
         The first chunk of an epoch begins at row 0 and ends what is left of an older epoch. judge: what is wrong with the
         rows that would be played, float32 [rows, columns]; empty: nothing. A chunk that is not taken changes nothing of
-        what is played, but for one of a newer epoch.
+        what is played, and one that is refused makes no epoch old.
         """
         epoch, sequence = self._newest
         if rows.epoch < epoch:
@@ -120,19 +118,20 @@ class Playback:
             return Taken(0, "repeated")
         if rows.epoch == epoch and rows.sequence < sequence:
             return Taken(0, "older than one that came before it")
-        if rows.epoch > epoch:
-            # What was executed for another life of the memory is no part of this plan.
-            self._played_ns.clear()
-            self.drop()
-        self._newest = (rows.epoch, rows.sequence)
-        start = self.consumed_since(rows.stamp_ns)
+        begins = rows.epoch > epoch
+        # What was executed for another life of the memory is no part of this plan.
+        start = 0 if begins else self.consumed_since(rows.stamp_ns)
         if start >= len(rows.data):
+            self._newest = (rows.epoch, rows.sequence)
             return Taken(start, "all of its rows are past")
-        data = self._faded(rows.data, start)
+        data = rows.data if begins else self._faded(rows.data, start)
         if problem := judge(data[start:]):
             return Taken(start, refused=problem)
+        if begins:
+            self._played_ns.clear()
+        self._newest = (rows.epoch, rows.sequence)
         self.chunk = Rows(rows.epoch, rows.sequence, rows.stamp_ns, data)
-        self._next, self._first, self._fresh_ns = start, True, now_ns
+        self._next, self._first = start, True
         return Taken(start)
 
     def _faded(self, data: FloatArray, start: int) -> FloatArray:
@@ -170,10 +169,6 @@ class Playback:
         """What is left to be played, float32 [rows, columns]; [0, 0] before the first chunk."""
         return np.zeros((0, 0), np.float32) if self.chunk is None else self.chunk.data[self._next :]
 
-    def timed_out(self, now_ns: int) -> bool:
-        """Whether no fresh chunk came for `timeout_ns`; never before the first one, for nothing moves yet."""
-        return self._fresh_ns is not None and now_ns - self._fresh_ns > self.timeout_ns
-
     def drop(self) -> None:
         """Drop what is left. Later chunks of the same epoch are taken."""
         self.chunk, self._next, self._first = None, 0, False
@@ -182,4 +177,3 @@ class Playback:
         """Forget everything but which epochs are old: the clock went back, or the player begins anew."""
         self.drop()
         self._played_ns.clear()
-        self._fresh_ns = None

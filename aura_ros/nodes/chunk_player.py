@@ -17,21 +17,23 @@ from sensor_msgs.msg import JointState
 from std_msgs.msg import Float64MultiArray
 from std_srvs.srv import Trigger
 
-from aura_ros.control.commands import FLOAT64_ARRAY, JOINT_TRAJECTORY, TWIST, command_values, positions
+from aura_ros.control.commands import FLOAT64_ARRAY, JOINT_TRAJECTORY, TWIST, command_values
 from aura_ros.control.measured import MeasuredJoints
 from aura_ros.control.playback import NS, PlayState, Rows
 from aura_ros.control.player import Command, Kind, Player
-from aura_ros.control.statistics import SlidingWindow
+from aura_ros.control.statistics import SlidingWindow, without_numbers
 from aura_ros.errors import UserError
 from aura_ros.msg import ActionChunk, ChunkState
 from aura_ros.nodes import conversions, parameters, player_messages, player_status, qos
-from aura_ros.nodes.estop import EmergencyStop
+from aura_ros.nodes.estop import LOOK_S, EmergencyStop
 from aura_ros.nodes.player_config import PlayerConfig
+from aura_ros.nodes.realtime import BACKWARD_JUMP_NS
 from aura_ros.nodes.runtime import run
 from aura_ros.types import ControlMode, FloatArray
 
 # Until the first chunk says what its period is.
 IDLE_PERIOD_NS = 100_000_000
+WATCH_S = 0.1
 TICKS_REMEMBERED = 2000
 # The last stop of a process that ends is waited for so long.
 LAST_WORDS_S = 0.5
@@ -55,11 +57,10 @@ class ChunkPlayer(LifecycleNode):
         self._active = False
         self._simulated = bool(self.get_parameter("use_sim_time").value)
         self._steady = Clock(clock_type=ClockType.STEADY_TIME)
-        self._emergency = False
         self._period_ns = IDLE_PERIOD_NS
-        self._target: FloatArray | None = None  # joint positions that the trajectory is at
         self._last_now_ns: int | None = None
         self._last_tick: float | None = None
+        self._ticked = 0.0  # steady clock, seconds
         self._said = ""
         self.period_error_ms = SlidingWindow(TICKS_REMEMBERED)
         self.period_ms = SlidingWindow(TICKS_REMEMBERED)
@@ -79,7 +80,8 @@ class ChunkPlayer(LifecycleNode):
         self._estop = EmergencyStop(self, self._on_estop)
         self.create_service(Trigger, "~/clear_fault", self._on_clear_fault)
         self.create_timer(1.0, self._diagnose, clock=self._steady)
-        self.create_timer(0.2, self._estop.look, clock=self._steady)
+        self.create_timer(LOOK_S, self._estop.look, clock=self._steady)
+        self.create_timer(WATCH_S, self._watch, clock=self._steady)
         parameters.watch(self, PlayerConfig, lambda: self.config, self._apply)
 
     # -- lifecycle ------------------------------------------------------------------------------------------
@@ -108,10 +110,10 @@ class ChunkPlayer(LifecycleNode):
         return super().on_configure(state)
 
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Begin anew: nothing moves before a chunk comes."""
-        self.player = self._new_player()
-        self.player.set_emergency(self._emergency)
-        self._active, self._target, self._repeated = True, None, None
+        """Begin anew: nothing moves before a chunk comes. A fault stays until it is cleared."""
+        before, self.player = self.player, self._new_player()
+        self.player.fault, self.player.emergency = before.fault, before.emergency
+        self._active, self._repeated, self._last_now_ns = True, None, None
         self._set_period(IDLE_PERIOD_NS)
         if self.config.command_rate:
             self._repeat_timer = self.create_timer(
@@ -150,14 +152,15 @@ class ChunkPlayer(LifecycleNode):
             if timer is not None:
                 self.destroy_timer(timer)
         self._timer = self._repeat_timer = None
-        self._send(self.player.stop(self._columns_measured()))
+        self._send(self.player.stop(time.monotonic_ns(), self._columns_measured()))
         self._publish_state(None)
-
-    def stop(self) -> None:
-        """The safe stop first, and time for it to arrive."""
-        self._halt()
+        # The publisher may go next: time for the stop to arrive.
         if self._command_pub is not None and hasattr(self._command_pub, "wait_for_all_acked"):
             self._command_pub.wait_for_all_acked(Duration(seconds=LAST_WORDS_S))
+
+    def stop(self) -> None:
+        """The safe stop."""
+        self._halt()
 
     def destroy_node(self) -> None:
         """Leave the graph at once: rclpy keeps a lifecycle node visible until its state machine is collected."""
@@ -169,37 +172,32 @@ class ChunkPlayer(LifecycleNode):
     def _on_chunk(self, msg: ActionChunk) -> None:
         if not self._active:
             return
-        now = self._now_ns()
-        columns = len(msg.names)
-        data = np.asarray(msg.data, np.float32)
+        columns, data = len(msg.names), np.asarray(msg.data, np.float32)
         if columns and msg.horizon and data.size == msg.horizon * columns:
             data = data.reshape(msg.horizon, columns)
         period_ns = conversions.to_ns(msg.period)
         rows = Rows(msg.epoch, msg.sequence, conversions.to_ns(msg.header.stamp), data)
-        if now < rows.stamp_ns - NS:
-            self.player.rejections.add("chunk from the future: synchronise the clocks")
-            return
-        waiting = self.player.playback.rows_left == 0
-        taken = self.player.offer(
-            rows, tuple(msg.names), msg.control_mode, period_ns, now, self._columns_measured()
-        )
+        kind = (msg.names, msg.units, msg.control_mode, period_ns)
+        waiting = self.player.waiting
+        taken = self.player.offer(rows, kind, self._now_ns(), time.monotonic_ns(), self._columns_measured())
+        if taken.refused:
+            self._tick()
         if not taken.accepted:
-            if taken.refused:
-                self._tick()
             return
         self._frame = self.config.frame_id or msg.header.frame_id
         # A robot that waits gets the first row now, not at a tick that was due anyway.
-        if waiting or period_ns != self._period_ns:
+        if waiting:
             self._set_period(period_ns)
             self._tick()
 
     def _on_joints(self, msg: JointState) -> None:
-        wrong = self._measured.update(msg.name, msg.position, time.monotonic())
+        age_s = (self._now_ns() - conversions.to_ns(msg.header.stamp)) / NS
+        limit_s = self.config.joint_states_max_age
+        wrong = self._measured.update(msg.name, msg.position, time.monotonic(), age_s, limit_s)
         if wrong:
-            self.player.rejections.add(wrong)
+            self.player.rejections.add(without_numbers(wrong))
 
     def _on_estop(self, pressed: bool) -> None:
-        self._emergency = pressed
         self.player.set_emergency(pressed)
         if pressed and self._active:
             self._tick()
@@ -210,23 +208,14 @@ class ChunkPlayer(LifecycleNode):
 
     def _apply(self, config: PlayerConfig) -> None:
         self.config = config
-        self.player.limits = config.limits()
-        self.player.playback.timeout_ns = round(config.chunk_timeout * NS)
-        self.player.playback.cross_fade = config.cross_fade
+        self.player.apply(config.bounds())
 
     # -- out --------------------------------------------------------------------------------------------------
 
     def _new_player(self) -> Player:
         config = self.config
         gripper = [config.columns.index(config.gripper_column)] if config.gripper_column else []
-        return Player(
-            config.kind(),
-            config.limits(),
-            config.chunk_timeout,
-            config.cross_fade,
-            tuple(gripper),
-            config.measures,
-        )
+        return Player(config.kind(), config.bounds(), tuple(gripper), config.measures)
 
     def _now_ns(self) -> int:
         return int(self.get_clock().now().nanoseconds)
@@ -252,12 +241,22 @@ class ChunkPlayer(LifecycleNode):
         if not self._active:
             return
         now = self._now_ns()
-        if self._last_now_ns is not None and now < self._last_now_ns:
+        if self._last_now_ns is not None and now < self._last_now_ns - BACKWARD_JUMP_NS:
             self.player.clock_went_back()
-        self._last_now_ns = now
-        command = self.player.tick(now, self._columns_measured())
+        self._last_now_ns, self._ticked = now, time.monotonic()
+        command = self.player.tick(now, time.monotonic_ns(), self._columns_measured())
         self._send(command)
         self._publish_state(command)
+
+    def _watch(self) -> None:
+        """Simulated time may stand still, and no tick come: what has timed out is stopped all the same."""
+        if not self._active or time.monotonic() - self._ticked < 2 * self._period_ns / NS + WATCH_S:
+            return
+        self._repeated = None
+        command = self.player.watch(self._now_ns(), time.monotonic_ns(), self._columns_measured())
+        if command.kind is not Kind.NOTHING:
+            self._send(command)
+            self._publish_state(command)
 
     def _columns_measured(self) -> FloatArray | None:
         """Measured positions of the chunk's columns, float32; NaN for one that is no joint; None where not fresh."""
@@ -295,30 +294,14 @@ class ChunkPlayer(LifecycleNode):
 
     def _send_trajectory(self, command: Command) -> None:
         """All rows that are left go out with the first one; a controller plays them by itself, until the next chunk."""
-        config, period_s = self.config, self._period_ns / NS
-        if command.kind is Kind.ROW and command.row is not None:
-            row = self._pick(command.row.values)
-            if command.row.first:
-                start = self._target if self._target is not None else self._joints_measured()
-                rows = np.concatenate([row[None], self._pick(self.player.playback.remaining())])
-                self._publish(
-                    player_messages.trajectory(
-                        positions(config.mode, rows, start) * self._scale(), period_s, config.joints
-                    )
-                )
-                self._target = start
-            self._target = positions(config.mode, row[None], self._target)[0]
-        elif command.kind is Kind.STOP and self._target is not None:
-            self._target = None
-            measured = self._joints_measured()
-            if measured is not None:
-                self._publish(
-                    player_messages.trajectory(measured[None] * self._scale(), period_s, config.joints)
-                )
-
-    def _joints_measured(self) -> FloatArray | None:
-        measured = self._columns_measured()
-        return None if measured is None else self._pick(measured)
+        if command.kind is Kind.ROW and command.row is not None and command.row.first:
+            rows = self.player.positions_ahead()
+        elif command.kind is Kind.STOP and command.values is not None:
+            rows = command.values[None]
+        else:
+            return
+        period_s, joints = self._period_ns / NS, self.config.joints
+        self._publish(player_messages.trajectory(self._pick(rows) * self._scale(), period_s, joints))
 
     def _publish_values(self, values: FloatArray) -> None:
         config, stamp = self.config, self.get_clock().now().to_msg()

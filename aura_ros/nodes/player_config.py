@@ -15,7 +15,8 @@ from aura_ros.control.commands import (
     check_pair,
 )
 from aura_ros.control.limits import Limits
-from aura_ros.control.player import ChunkKind
+from aura_ros.control.playback import NS
+from aura_ros.control.player import SHORTEST_PERIOD_NS, Bounds, ChunkKind
 from aura_ros.errors import UserError
 from aura_ros.types import ControlMode
 
@@ -67,11 +68,19 @@ class PlayerConfig:
     gripper_closed: float = option(0.0, "value sent for closed", minimum=-1e6, maximum=1e6)
     gripper_open: float = option(1.0, "value sent for open", minimum=-1e6, maximum=1e6)
     joint_states_topic: str = option(
-        "joint_states", "JointState with the measured positions, by name; several publishers may share it"
+        "joint_states", "JointState with the measured positions, SI, by name; several publishers may share it"
+    )
+    period: float = option(
+        0.0,
+        "seconds between rows that every chunk must have; with limits.step it bounds the speed. 0: that of the first chunk, "
+        "5 ms or more",
+        minimum=0.0,
+        maximum=60.0,
     )
     joint_states_max_age: float = option(
         0.2,
-        "seconds; an older position is as good as none: nothing starts from it, and a stop sends no position",
+        "seconds, by the stamp and by arrival; an older position is as good as none: nothing starts from it, and a stop "
+        "holds what was commanded last",
         minimum=0.001,
         maximum=60.0,
     )
@@ -84,8 +93,8 @@ class PlayerConfig:
     )
     chunk_timeout: float = option(
         1.0,
-        "seconds without a fresh chunk after which the robot is stopped; longer than the policy's time between chunks, "
-        "or every chunk is cut short",
+        "seconds without a fresh chunk after which the robot is stopped, and after which a chunk is too old to be played; "
+        "longer than the policy's time between chunks, or every chunk is cut short",
         minimum=0.01,
         maximum=60.0,
         read_only=False,
@@ -111,6 +120,14 @@ class PlayerConfig:
         (),
         "how far a row may move each column, SI (for positions: from the row before, also across a splice); a chunk that "
         "moves further is a fault, never clamped; empty: no bound",
+        read_only=False,
+    )
+    limits__deviation: float = option(
+        0.0,
+        "rad or m that a joint may be from where it was told to be when a chunk comes: beyond it the arm does not follow, "
+        "and that is a fault; 0: not looked at",
+        minimum=0.0,
+        maximum=1e6,
         read_only=False,
     )
     shadow: bool = option(
@@ -140,7 +157,11 @@ class PlayerConfig:
             )
         if not all(math.isfinite(value) and value != 0 for value in self.scale):
             raise UserError(f"scale {list(self.scale)} must be finite and not 0")
-        self.limits()
+        if 0 < self.period * NS < SHORTEST_PERIOD_NS:
+            raise UserError(
+                f"period {self.period} s is too short; allowed: 0, or {SHORTEST_PERIOD_NS / NS:g} s or more"
+            )
+        self.bounds()
 
     @property
     def mode(self) -> ControlMode:
@@ -159,7 +180,12 @@ class PlayerConfig:
 
     def kind(self) -> ChunkKind:
         """What every chunk must be."""
-        return ChunkKind(self.columns, self.mode)
+        return ChunkKind(self.columns, self.mode, round(self.period * NS))
+
+    def bounds(self) -> Bounds:
+        """What holds while it runs. Raises UserError."""
+        deviation = self.limits__deviation or math.inf
+        return Bounds(self.limits(), round(self.chunk_timeout * NS), self.cross_fade, deviation)
 
     def limits(self) -> Limits:
         """The bounds of the columns. Raises UserError."""

@@ -74,7 +74,7 @@ class PolicyWorker:
         self.instruction = config.instruction
         self.enabled = config.enabled_at_start
         self.active = False
-        self.fault = ""
+        self.fault, self._stops = "", 0  # stops: how often what is in flight was to be withheld
         self.hold = Hold("waiting for observations", missing=True)
         self._rejected: Hold | None = None
         self._episode: Episode | None = None
@@ -174,7 +174,7 @@ class PolicyWorker:
     def set_enabled(self, enabled: bool) -> None:
         """The operator's switch. Off: also the chunk in flight is withheld."""
         with self._lock:
-            self.enabled = enabled
+            self.enabled, self._stops = enabled, self._stops + (not enabled)
         self.wake()
 
     def set_instruction(self, instruction: str) -> None:
@@ -194,7 +194,7 @@ class PolicyWorker:
     def emergency_stop(self) -> None:
         """Latch the fault that withholds everything, also the chunk in flight."""
         with self._lock:
-            self.fault = EMERGENCY_STOP
+            self.fault, self._stops = EMERGENCY_STOP, self._stops + 1
 
     def episode_started(self, stamp_ns: int, *identity: object) -> None:
         """An episode whose first observation has this stamp; the same one again changes nothing.
@@ -331,7 +331,7 @@ class PolicyWorker:
         with self._lock:
             if epoch != self.epoch or lockstep is not self._lockstep:
                 return  # chosen for an epoch or an episode that has ended since
-            instruction = self.instruction
+            instruction, stops = self.instruction, self._stops
             self._life.take()
         if self.config.mode == "lockstep":
             # The set is used up: should it come again, the simulator did not get the answer.
@@ -373,7 +373,8 @@ class PolicyWorker:
             self.answered_at = time.monotonic()
             self.realtime.answered(self.latency_ms.percentiles(95)[0])
             # With `reset: never` an episode may have begun meanwhile: it gets the memory step, not the chunk.
-            lockstep.answer = self._publish(result, self._may_leave() and lockstep is self._lockstep)
+            leaves = self._may_leave() and lockstep is self._lockstep and stops == self._stops
+            lockstep.answer = self._publish(result, leaves)
             self.overhead_ms.add(self.realtime.waited_ms(ready) - elapsed_ms)
             if isinstance(step, ActionRejected):
                 self._latch(str(step))

@@ -168,6 +168,8 @@ class RunAction:
         self._timer.cancel()
         epoch = run.worker.epoch
         run.stop(self._instruction())
+        # One that came after the goal was cancelled is for now.
+        run.worker.set_instruction(self._instruction())
         result = run.counts(RunPolicy.Result)
         result.success, result.message, result.epoch = success, message, epoch
         self._log.info(f"run_policy ended: {message}, {result.queries} queries, {result.writes} writes")

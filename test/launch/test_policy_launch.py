@@ -16,6 +16,7 @@ FILE = "policy.launch.py"
 BAD_ARGUMENTS = {
     "config:=nope": "config 'nope' does not exist; give a YAML file, or one of: franka_servo, so101_position, ur_",
     "checkpoint:=/nope": "checkpoint '/nope' does not exist",
+    "shadow:=yes": "shadow 'yes' is not known; choose one of: true, false",
     "gate_threshold:=7": "gate_threshold 7.0 is out of range",
 }
 

@@ -301,6 +301,85 @@ def test_an_emergency_stop_pressed_before_the_player_came_counts_where_it_is_lat
     policy.wait_for_state(ChunkState.FAULT, "emergency stop")
 
 
+def test_a_best_effort_emergency_stop_is_heard(ros):
+    policy = start(ros).policy
+    button = policy.node.create_publisher(Bool, "estop", qos.SENSOR)
+
+    def pressed():
+        button.publish(Bool(data=True))
+        return policy.states and policy.states[-1].state == ChunkState.FAULT
+
+    policy.wait(pressed, "a stop")
+
+
+def test_a_fault_outlives_deactivation(ros):
+    running = start(ros)
+    running.policy.stops.publish(Bool(data=True))
+    running.policy.wait_for_state(ChunkState.FAULT, "emergency stop")
+    running.policy.stops.publish(Bool(data=False))
+    running.node.trigger_deactivate()
+    running.node.trigger_activate()
+    running.policy.ros.spin_for(0.3)
+    running.policy.wait_for_state(ChunkState.FAULT, "emergency stop")
+    running.policy.wait(lambda: running.policy.clear_fault()[0], "a cleared fault")
+
+
+def test_a_trajectory_is_stopped_where_it_was_told_to_be_when_joint_states_are_gone(ros):
+    policy = start(ros, "joint_trajectory", **POSITION, chunk_timeout=10.0, joint_states_max_age=0.1).policy
+
+    def sent():
+        policy.joints(0.0, 0.0)
+        if not policy.commands:
+            policy.chunk([[0.01 * k, 0.0] for k in range(100)], sequence=len(policy.states))
+        return bool(policy.commands)
+
+    policy.wait(sent, "a trajectory")
+    policy.ros.spin_for(0.5)
+    policy.stops.publish(Bool(data=True))
+    policy.wait(lambda: len(policy.commands) > 1, "a stop")
+    (point,) = policy.commands[1].points
+    assert 0.05 < point.positions[0] < 0.5
+
+
+def test_old_joint_states_are_as_good_as_none(ros):
+    policy = start(ros, "float64_array", **POSITION).policy
+    message = JointState(name=list(JOINTS), position=[0.0, 0.0])
+
+    def told():
+        policy._joints.publish(message)  # stamp 0
+        policy.chunk([[0.1, 0.1]], sequence=len(policy.states))
+        return any(
+            "joint states are" in value.key for msg in policy.diagnostics for value in msg.status[0].values
+        )
+
+    policy.wait(told, "the rejection")
+    assert policy.commands == []
+
+
+def test_simulated_time_that_stands_still_stops_the_robot(ros):
+    from rosgraph_msgs.msg import Clock
+
+    running = start(ros, use_sim_time=True, command_rate=50.0, chunk_timeout=0.4)
+    policy = running.policy
+    clock = policy.node.create_publisher(Clock, "/clock", qos.RELIABLE)
+    now = [NS]
+
+    def moving():
+        now[0] += 10_000_000
+        clock.publish(Clock(clock=conversions.to_time(now[0])))
+        if not policy.commands:
+            policy.chunk(rows(*[0.01] * 50), sequence=len(policy.states), stamp=now[0])
+        return len(policy.commands) > 5
+
+    policy.wait(moving, "commands")
+    # Nothing moves the clock any more.
+    policy.wait_for_state(ChunkState.HOLDING, "no chunk for more than 0.4 s: stopped")
+    policy.wait(lambda: policy.commands[-1].twist.linear.x == 0.0, "a stop")
+    count = len(policy.commands)
+    policy.ros.spin_for(0.3)
+    assert all(msg.twist.linear.x == 0.0 for msg in policy.commands[count:])
+
+
 def test_shadow_mode_says_everything_and_commands_nothing(ros):
     policy = start(ros, shadow=True).policy
     policy.chunk(rows(*[0.01] * 4))
@@ -330,7 +409,7 @@ def test_velocities_are_sent_again_between_rows_for_controllers_that_time_out(ro
 
 
 def test_a_tick_that_takes_longer_than_a_period_is_told_as_a_rate_and_is_not_made_up_for_in_a_burst(ros):
-    running = start(ros)
+    running = start(ros, chunk_timeout=30.0)
     policy, publisher, times = running.policy, running.node._command_pub, []
 
     class Slow:

@@ -433,6 +433,24 @@ def test_a_warm_up_waits_for_a_query_that_is_still_under_way(rig):
     assert len(rig.published) == 1
 
 
+@pytest.mark.parametrize("stop", ["emergency stop", "disable"])
+def test_a_chunk_in_flight_does_not_leave_though_what_withheld_it_is_over_before_it_is_there(rig, stop):
+    rig.worker.episode_started(STEP_NS, 1)
+    rig.query_in_flight(STEP_NS)
+    if stop == "disable":
+        rig.worker.set_enabled(False)
+        rig.worker.set_enabled(True)
+    else:
+        rig.worker.emergency_stop()
+        rig.worker.clear_fault()
+    rig.backbone.release.set()
+    rig.wait(1)
+    assert rig.published[-1][1] is False
+    rig.put(2 * STEP_NS)
+    rig.wait(2)
+    assert rig.published[-1][1] is True
+
+
 def test_a_query_waits_for_a_warm_up_that_is_still_under_way(rig):
     rig.backbone.release.clear()
     caller = threading.Thread(target=rig.worker.warm_up)
