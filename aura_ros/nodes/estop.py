@@ -11,6 +11,7 @@ from std_msgs.msg import Bool
 from aura_ros.nodes import qos
 
 TOPIC = "estop"
+LOOK_S = 0.2  # between two calls of `EmergencyStop.look`
 
 
 class EmergencyStop:

@@ -6,12 +6,12 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from rclpy.clock import Clock, ClockType
 from rclpy.lifecycle import LifecycleNode
-from std_msgs.msg import Bool
 from std_srvs.srv import SetBool, Trigger
 
 from aura_ros.errors import UserError
-from aura_ros.nodes import qos
+from aura_ros.nodes.estop import LOOK_S, EmergencyStop
 from aura_ros.nodes.policy_worker import PolicyWorker
 from aura_ros.nodes.run_action import RunAction
 from aura_ros.srv import LoadMemory, SaveMemory
@@ -31,9 +31,9 @@ class PolicyServices(LifecycleNode):
         self.create_service(Trigger, "~/clear_fault", self._on_clear_fault)
         self.create_service(SaveMemory, "~/save_memory", self._on_save_memory)
         self.create_service(LoadMemory, "~/load_memory", self._on_load_memory)
-        # Volatile: matched by latched publishers too. Every message counts, not only the newest. Made before the cameras'
-        # subscriptions, it is served before them when both wait.
-        self.create_subscription(Bool, "estop", self._on_estop, qos.RELIABLE)
+        # Made before the cameras' subscriptions, it is served before them when both wait.
+        estop = EmergencyStop(self, self._on_estop)
+        self.create_timer(LOOK_S, estop.look, clock=Clock(clock_type=ClockType.STEADY_TIME))
         self._run = RunAction(self, lambda: self.worker, lambda: self._instruction)
 
     def destroy_node(self) -> None:
@@ -41,11 +41,11 @@ class PolicyServices(LifecycleNode):
         self._run.destroy()
         super().destroy_node()
 
-    def _on_estop(self, msg: Bool) -> None:
-        if msg.data and not self._pressed:
+    def _on_estop(self, pressed: bool) -> None:
+        if pressed and not self._pressed:
             self.get_logger().error("emergency stop: nothing is inferred until ~/clear_fault")
-        self._pressed = msg.data
-        self._stopped = self._stopped or msg.data
+        self._pressed = pressed
+        self._stopped = self._stopped or pressed
         self._hold_emergency_stop()
 
     def _hold_emergency_stop(self) -> None:

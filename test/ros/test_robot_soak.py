@@ -107,7 +107,9 @@ class Stack:
         try:
             self.ros.spin_until(condition, timeout=30, what=what)
         except pytest.fail.Exception:
-            pytest.fail(f"{what}: status {self.status[-1:]}, player {self.state[-1:]}, arm {self.violations[-3:]}")
+            pytest.fail(
+                f"{what}: status {self.status[-1:]}, player {self.state[-1:]}, arm {self.violations[-3:]}"
+            )
 
     def policy_says(self, text):
         self.status.clear()
@@ -188,7 +190,9 @@ class Stack:
         self.call(Trigger, "chunk_player/clear_fault")
 
     def _foreign_chunk(self, row):
-        msg = ActionChunk(epoch=time.time_ns(), sequence=0, control_mode=ActionChunk.CARTESIAN_DELTA, horizon=1)
+        msg = ActionChunk(
+            epoch=time.time_ns(), sequence=0, control_mode=ActionChunk.CARTESIAN_DELTA, horizon=1
+        )
         msg.names = ["x", "y", "z", "roll", "pitch", "yaw", "gripper"]
         msg.units, msg.data = ["1"] * 7, [float(value) for value in row]
         msg.period = conversions.to_duration(0.05)
