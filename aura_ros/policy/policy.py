@@ -151,7 +151,9 @@ class Policy:
             )
         before = time.perf_counter()
         with self._stepping:
-            step = self.memory.step(output.hidden_state, self.force)
+            # What has no gate, as the caches that a memory is compared with, takes no word on it either.
+            forced = {} if self.force is None else {"force": self.force}
+            step = self.memory.step(output.hidden_state, **forced)
             limit = self.config.action_limit
         # The memory reuses its output buffer at its next step.
         step = dataclasses.replace(step, output=step.output.copy())

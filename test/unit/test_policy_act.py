@@ -231,7 +231,7 @@ def test_a_change_waits_for_a_memory_step_under_way_and_applies_as_a_whole():
 
     caller = threading.Thread(target=change)
 
-    def while_it_changes(hidden, force):
+    def while_it_changes(hidden, force=None):
         caller.start()
         assert not changed.wait(0.2)
         return step(hidden, force)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from zlib import crc32
 
+import numpy as np
 import pytest
 
 from aura_ros.backbones.openvla_oft.checkpoint import load_checkpoint
 from aura_ros.backbones.registry import shipped_checkpoint
 from aura_ros.bench.arms import TRAINED, WITHOUT, arm_file, load_arm
 from aura_ros.errors import UserError
-from aura_ros.policy import load_policy
+from aura_ros.policy import Observation, Policy, PolicyConfig, load_policy
 from aura_ros.policy.loading import shipped_memory
 from tools import load_tool
 
@@ -45,6 +46,19 @@ def test_every_arm_of_the_panel_has_one_of_the_shipped_policy():
     assert {path.stem for path in MEMORIES.glob("*.safetensors")} == set(TRAINED)
     for arm in TRAINED:
         assert load_arm(MEMORIES / f"{arm}.safetensors").config.backbone == backbone, arm
+
+
+@pytest.mark.parametrize("arm", TRAINED)
+def test_every_arm_acts_in_a_policy(arm):
+    backbone = load_policy(backbone="compact").backbone
+    memory = load_arm(MEMORIES / f"{arm}.safetensors")
+    policy = Policy(backbone, memory, PolicyConfig(), arm)
+    picture = np.zeros((256, 256, 3), np.uint8)
+    seen = Observation(
+        {camera: picture for camera in backbone.info.cameras}, np.zeros(8, np.float32), "do it"
+    )
+    chunks = [policy.act(seen).chunk.data for _ in range(2)]
+    assert np.isfinite(chunks).all()
 
 
 def test_card_and_document_are_what_the_tool_makes_of_the_files(tool):
