@@ -54,9 +54,7 @@ def test_every_arm_acts_in_a_policy(arm):
     memory = load_arm(MEMORIES / f"{arm}.safetensors")
     policy = Policy(backbone, memory, PolicyConfig(), arm)
     picture = np.zeros((256, 256, 3), np.uint8)
-    seen = Observation(
-        {camera: picture for camera in backbone.info.cameras}, np.zeros(8, np.float32), "do it"
-    )
+    seen = Observation(dict.fromkeys(backbone.info.cameras, picture), np.zeros(8, np.float32), "do it")
     chunks = [policy.act(seen).chunk.data for _ in range(2)]
     assert np.isfinite(chunks).all()
 
