@@ -473,7 +473,8 @@ def test_another_process_gets_the_same_bytes_without_output_or_litter(env, tmp_p
     cwd.mkdir()
     here = os.path.dirname(os.path.abspath(__file__))
     root = os.path.dirname(os.path.dirname(here))
-    search_path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+    helpers = os.path.join(root, "test", "helpers")
+    search_path = os.pathsep.join(filter(None, (root, helpers, os.environ.get("PYTHONPATH"))))
     run = subprocess.run(
         [sys.executable, "-c", program, here, str(tmp_path / "digest")],
         cwd=cwd,
