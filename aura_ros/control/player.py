@@ -163,7 +163,8 @@ class Player:
         if rows.stamp_ns - now_ns > FUTURE_NS:
             return self._dropped("from the future: synchronise the clocks")
         before = self.target if self.target is not None else measured
-        if self.measures and before is None:
+        # Also while it knows its target: whether the arm follows is not to be seen, nor where it could stop.
+        if self.measures and measured is None:
             return self._dropped(UNMEASURED)
         if self.measures and (wrong := self._deviates(measured)):
             return self._refused(wrong)

@@ -79,8 +79,8 @@ class PlayerConfig:
     )
     joint_states_max_age: float = option(
         0.2,
-        "seconds, by the stamp and by arrival; an older position is as good as none: nothing starts from it, and a stop "
-        "holds what was commanded last",
+        "seconds, by the stamp and by arrival; an older position is as good as none: no chunk is taken then, and a "
+        "stop holds what was commanded last",
         minimum=0.001,
         maximum=60.0,
     )

@@ -16,7 +16,7 @@ from aura_ros.control.commands import (
 )
 from aura_ros.control.limits import Limits
 from aura_ros.control.playback import PlayState, Rows
-from aura_ros.control.player import Bounds, ChunkKind, Kind, Player, unbounded
+from aura_ros.control.player import UNMEASURED, Bounds, ChunkKind, Kind, Player, unbounded
 from aura_ros.errors import UserError
 from aura_ros.types import ControlMode
 
@@ -71,6 +71,17 @@ def test_positions_hold_the_last_row_when_rows_run_out_then_where_they_are_measu
     assert np.allclose(kinds[4].values, [0.2, 0.3])
     assert np.allclose(kinds[6].values, 0.15)
     assert own.state == (PlayState.HOLDING, "no chunk for more than 0.2 s: stopped")
+
+
+def test_without_fresh_measurements_nothing_more_is_taken_though_the_target_is_known():
+    own = player(timeout_s=0.2)
+    offer(own, [[0.1, 0.1]] * 2)
+    tick(own)
+    assert offer(own, [[0.1, 0.1]] * 8, sequence=1, measured=None).dropped == UNMEASURED
+    kinds = [tick(own, k * PERIOD).kind for k in range(1, 7)]
+    assert kinds[0] is Kind.ROW  # what was taken is played
+    assert kinds[-1] is Kind.STOP
+    assert own.state[1].endswith(f"the last one was {UNMEASURED}")
 
 
 def test_a_stop_holds_one_measured_position_it_does_not_follow_a_sinking_arm():
