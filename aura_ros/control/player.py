@@ -313,9 +313,3 @@ class Player:
         self.rejections.add(f"chunk {without_numbers(why)}")
         self._last_drop = f"; the last one was {why}"
         return taken or Taken(0, dropped=why)
-
-
-def unbounded(columns: tuple[str, ...]) -> Limits:
-    """Limits that allow everything finite."""
-    none = (np.inf,) * len(columns)
-    return Limits(columns, tuple(-np.inf for _ in columns), none, none)

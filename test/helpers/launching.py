@@ -46,3 +46,16 @@ def alive(pid):
     except ProcessLookupError:
         return False
     return True
+
+
+def check_refused(tmp_path, file, argument, said):
+    """A bad argument ends the launch with status 1 and one line, and starts nothing."""
+    process, log = start(tmp_path, file, argument)
+    try:
+        assert process.wait(timeout=60) == 1
+    finally:
+        end(process)
+    text = log.read_text()
+    assert said in text
+    assert "process started" not in text
+    assert "Traceback" not in text

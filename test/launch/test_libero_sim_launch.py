@@ -14,7 +14,7 @@ pytest.importorskip(
 )
 pytest.importorskip("libero", reason="LIBERO is not installed: pip install 'aura_ros[libero]'")
 
-from launching import alive, child, end, start, wait_for
+from launching import alive, check_refused, child, end, start, wait_for
 
 pytestmark = [pytest.mark.libero]
 
@@ -57,15 +57,7 @@ def test_an_episode_runs_ends_by_itself_and_leaves_a_bag_with_every_gate_event(t
 
 @pytest.mark.parametrize("argument", BAD_ARGUMENTS)
 def test_a_bad_argument_is_one_line_and_starts_nothing(tmp_path, argument):
-    process, log = start(tmp_path, FILE, argument)
-    try:
-        assert process.wait(timeout=60) == 1
-    finally:
-        end(process)
-    text = log.read_text()
-    assert BAD_ARGUMENTS[argument] in text
-    assert "process started" not in text
-    assert "Traceback" not in text
+    check_refused(tmp_path, FILE, argument, BAD_ARGUMENTS[argument])
     assert not (tmp_path / "runs").exists()
 
 

@@ -16,7 +16,7 @@ from aura_ros.control.commands import (
 )
 from aura_ros.control.limits import Limits
 from aura_ros.control.playback import PlayState, Rows
-from aura_ros.control.player import UNMEASURED, Bounds, ChunkKind, Kind, Player, unbounded
+from aura_ros.control.player import UNMEASURED, Bounds, ChunkKind, Kind, Player
 from aura_ros.errors import UserError
 from aura_ros.types import ControlMode
 
@@ -34,7 +34,9 @@ def player(
     deviation=np.inf,
     measures=False,
 ):
-    bounds = Bounds(limits or unbounded(columns), round(timeout_s * 1e9), cross_fade, deviation)
+    anything = (np.inf,) * len(columns)
+    limits = limits or Limits(columns, (-np.inf,) * len(columns), anything, anything)
+    bounds = Bounds(limits, round(timeout_s * 1e9), cross_fade, deviation)
     return Player(ChunkKind(columns, mode), bounds, measures=mode == ControlMode.JOINT_POSITION or measures)
 
 
